@@ -1,4 +1,4 @@
-"""What a test asks of the fake GPU, in processes that find it: python -m testing.fake_gpu_proof [PORT RANK DEVICE]."""
+"""What tests ask of the fake GPU, in two processes that find it: python -m testing.fake_gpu_proof RANK PORT PORT."""
 
 import os
 import sys
@@ -69,11 +69,11 @@ def attention() -> None:
         torch.testing.assert_close(ours.grad.cpu(), theirs.grad, rtol=0.05, atol=0.05)
 
 
-def collectives(port: int, rank: int, device: int) -> None:
-    """Print what NCCL makes of a sum on this rank's device; CPU tensors are refused before."""
+def collectives(port: int, rank: int, devices: tuple[int, int]) -> None:
+    """Print what NCCL makes of a sum on the ranks' devices; CPU tensors are refused before."""
     import torch.distributed as dist
 
-    torch.cuda.set_device(device)
+    torch.cuda.set_device(devices[rank])
     store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timeout=timedelta(seconds=120))
     dist.init_process_group("nccl", store=store, rank=rank, world_size=2)
     assert "No backend type associated with device type cpu" in error_of(lambda: dist.all_reduce(torch.ones(1)))
@@ -82,18 +82,21 @@ def collectives(port: int, rank: int, device: int) -> None:
     if not said:
         (result,) = dist.all_reduce(torch.ones(1, device="cuda"), async_op=True).get_future().wait()
         assert result.is_cuda and result.item() == 2, result
-    print(said or values.tolist(), flush=True)
+    print(f"devices {devices}:", said or values.tolist(), flush=True)
     store.set(f"told by {rank}", "")
     if rank == 0:  # it keeps the store, which the other rank still asks
         store.wait(["told by 0", "told by 1"])
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        collectives(*map(int, sys.argv[1:]))
-    else:
+    rank, *ports = map(int, sys.argv[1:])
+    if rank == 0:
         operators()
         attention()
+        print("operators and attention hold", flush=True)
+    for port, devices in zip(ports, ((0, 1), (0, 0)), strict=True):
+        collectives(port, rank, devices)
     # The last backward pass is milliseconds old. A thread of autograd's that asks for the interpreter while it ends dies with the
     # whole process ("terminate called without an active exception", pytorch #38228): end without it.
     sys.stdout.flush()

@@ -1,6 +1,5 @@
 """GPUs for tests of check: what NVML says of them, by answers that were written or recorded (tests/data/nvml/)."""
 
-import asyncio
 import copy
 import sys
 from collections.abc import Callable, Iterator
@@ -12,11 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from brigade.check.checks import Facts, Result, Wanted, checks
+from brigade.check.checks import Facts, Result, Wanted
 from brigade.check.probes import gpus as nvml
-from brigade.check.run import judge
 from brigade.train.recipe.files import REPOSITORY
-from testing.recorded_hosts import Recorded
+from testing.recorded_hosts import Recorded, grouped, results_of
 
 FOLDER = REPOSITORY / "tests/data/nvml"
 KINDS = {path.stem: yaml.safe_load(path.read_text()) for path in FOLDER.glob("*.yaml")}
@@ -50,7 +48,7 @@ def judged(
     logs = {host: {"xids": []} for host in answers} | (log or {})
     wanted = Wanted(dict.fromkeys(answers, slots), environment=environment or {})
     hosts = Recorded(wanted, {"gpus.look": answers, "gpus.kernel_log": logs}, hello)
-    return by_host(name, hosts)
+    return grouped(results_of(name, hosts))
 
 
 def sees(monkeypatch: pytest.MonkeyPatch, name: str, gib: float, integrated: bool = False) -> None:
@@ -67,14 +65,6 @@ def sees(monkeypatch: pytest.MonkeyPatch, name: str, gib: float, integrated: boo
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**found))
-
-
-def by_host(name: str, hosts: Recorded) -> dict[str, list[Result]]:
-    check = next(check for check in checks() if check.name == name)
-    found: dict[str, list[Result]] = {}
-    for result in asyncio.run(judge(check, hosts)):
-        found.setdefault(result.host, []).append(result)
-    return found
 
 
 def levels(found: dict[str, list[Result]]) -> dict[str, set[str]]:

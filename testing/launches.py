@@ -48,7 +48,8 @@ def talk(*orders, seconds=5.0, stderr=None):
             continue
         agent.stdin.write(json.dumps(order) + "\n")
         agent.stdin.flush()
-    time.sleep(seconds)
+    with suppress(subprocess.TimeoutExpired):
+        agent.wait(seconds)  # some leave by themselves
     begun = time.monotonic()
     with suppress(BrokenPipeError):  # it has left
         agent.stdin.close()

@@ -1,10 +1,9 @@
 """Hosts for tests of check: what four of them answer of their names, cards and ports."""
 
-import asyncio
 from typing import Any
 
-from brigade.check.checks import Facts, Function, Result, Wanted
-from testing.recorded_hosts import Recorded
+from brigade.check.checks import Facts, Function, Wanted
+from testing.recorded_hosts import Recorded, results_of
 
 NODES = [f"node{number}" for number in range(1, 5)]
 CARD = {"name": "eth0", "kind": "mlx5_core", "mtu": 1500}
@@ -43,11 +42,6 @@ def judged(
         host: {"addresses": {address(host): "eth0"}, "gpus": gpus, "machine": host} for host in hosts
     }
     wanted = Wanted(dict.fromkeys(hosts, 1), environment=environment or {})
-    recorded = Recorded(wanted, answers, hello)
-
-    async def run() -> list[Result]:
-        return [result async for result in check(recorded)]
-
-    results = asyncio.run(run())
+    results = results_of(check, Recorded(wanted, answers, hello))
     assert all(bool(result.why and result.cure) == (result.level in ("yellow", "red")) for result in results)
     return {result.host: (result.level, result.problem) for result in results}

@@ -1,11 +1,13 @@
-"""Hosts that answer a check what was recorded."""
+"""Hosts that answer a check what was recorded, and what the check says of them."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from brigade.check.checks import Wanted
+from brigade.check.checks import Function, Result, Wanted, checks
+from brigade.check.run import judge
 from brigade.hosts import Facts
 
 
@@ -34,3 +36,27 @@ class Recorded:
         self, probe: str, seconds: float = 30, per_host: Mapping[str, Facts] | None = None, **arguments: Any
     ) -> AsyncIterator[dict[str, Facts]]:
         yield await self.ask(probe, seconds, per_host, **arguments)
+
+
+def results_of(check: str | Function, hosts: Recorded) -> list[Result]:
+    """What a check says: one of the list by its name, or a function by itself."""
+    if isinstance(check, str):
+        return asyncio.run(judge(next(one for one in checks() if one.name == check), hosts))
+
+    async def run() -> list[Result]:
+        return [result async for result in check(hosts)]
+
+    return asyncio.run(run())
+
+
+def by_host(check: str | Function, hosts: Recorded) -> dict[str, Result]:
+    """host -> its only result"""
+    return {result.host: result for result in results_of(check, hosts)}
+
+
+def grouped(results: list[Result]) -> dict[str, list[Result]]:
+    """host -> its results"""
+    found: dict[str, list[Result]] = {}
+    for result in results:
+        found.setdefault(result.host, []).append(result)
+    return found

@@ -1,12 +1,10 @@
 """Hosts that are the same but for what a test says, and what check judges of them."""
 
-import asyncio
 from typing import Any
 
 from brigade.check import sameness
-from brigade.check.checks import Facts, Result, Wanted, checks
-from brigade.check.run import judge
-from testing.recorded_hosts import Recorded
+from brigade.check.checks import Facts, Result, Wanted
+from testing.recorded_hosts import Recorded, grouped, results_of
 
 PINS = sameness.pins()
 LOOK = {
@@ -42,11 +40,7 @@ def judged(
     answers = {"sameness.look": looks, "sameness.files": files or {}, "sameness.loaded": loaded or {}}
     answers |= {"sameness.imports": imports or {}, "sameness.sees_gpus": sees or {}}
     hosts = Recorded(Wanted(dict.fromkeys(looks, 8), environment=environment or {}), answers, hello)
-    check = next(check for check in checks() if check.name == name)
-    found: dict[str, list[Result]] = {}
-    for result in asyncio.run(judge(check, hosts)):
-        found.setdefault(result.host, []).append(result)
-    return found
+    return grouped(results_of(name, hosts))
 
 
 def odd(name: str, own: Facts, **more: Any) -> Result:

@@ -37,6 +37,20 @@ def in_the_repository(monkeypatch):
 
 
 @pytest.fixture
+def digests(tmp_path, monkeypatch):
+    """A cache of the test's own; returns where the digests of models' code lie in it."""
+    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path))
+    return tmp_path / "digests"
+
+
+@pytest.fixture(scope="module")
+def cache_of_the_file(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BRIGADE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
 def plan(capsys, in_the_repository):
     """plan("qwen3-8b", "--gpu", "H100"): the command's exit code, and all that it says."""
 

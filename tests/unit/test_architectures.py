@@ -11,29 +11,23 @@ def of(loss):
     return {"log": [{"loss": loss, "grad_norm": 1.0}, {"eval_loss": 3.0}], "said": ""}
 
 
-@pytest.mark.parametrize(
-    "loss, rounding, expected",
-    [
-        (2.0 * (1 + 9e-6), 0, "equal"),
-        (2.0 * (1 + 2e-5), 0, "differs"),
-        (2.0 * (1 + 2e-5), 1e-5, "equal"),  # as far as it is from itself in smaller micro-batches
-        (2.0 * (1 + 2e-4), 1e-1, "differs"),  # which excuses no more than 1e-4
-    ],
-)
+@pytest.mark.parametrize("loss, rounding, expected", [
+    (2.0 * (1 + 9e-6), 0, "equal"),
+    (2.0 * (1 + 2e-5), 0, "differs"),
+    (2.0 * (1 + 2e-5), 1e-5, "equal"),  # as far as it is from itself in smaller micro-batches
+    (2.0 * (1 + 2e-4), 1e-1, "differs"),  # which excuses no more than 1e-4
+])  # fmt: skip
 def test_a_difference_is_held_to_what_rounding_moves(loss, rounding, expected):
     row = architectures.verdict(of(loss), of(2.0), rounding)
     assert row["verdict"] == expected and row["difference"] == pytest.approx(abs(loss - 2) / 2)
 
 
-@pytest.mark.parametrize(
-    "result, verdict, why",
-    [
-        ({"refused": "error in here\n  it has no heads\n  cure: none"}, "refused", "it has no heads"),
-        ({"failed": "Traceback\nRuntimeError: a size\nends here"}, "fails", "RuntimeError: a size"),
-        ({"failed": "error on vm, rank 0 of 1: a flag\n  a mean\n  cure: another model"}, "refused", "a mean"),
-        ({"log": LOG, "said": "samples   padded: nothing tells it\n"}, "trains", "padded: nothing tells it"),
-    ],
-)
+@pytest.mark.parametrize("result, verdict, why", [
+    ({"refused": "error in here\n  it has no heads\n  cure: none"}, "refused", "it has no heads"),
+    ({"failed": "Traceback\nRuntimeError: a size\nends here"}, "fails", "RuntimeError: a size"),
+    ({"failed": "error on vm, rank 0 of 1: a flag\n  a mean\n  cure: another model"}, "refused", "a mean"),
+    ({"log": LOG, "said": "samples   padded: nothing tells it\n"}, "trains", "padded: nothing tells it"),
+])  # fmt: skip
 def test_a_run_without_anything_to_compare_it_with(result, verdict, why):
     assert architectures.verdict(result, None) == {"verdict": verdict, "difference": None, "why": why}
 

@@ -59,20 +59,17 @@ def test_auto_on_a_gpu(family, flash):
     assert implementation == "sdpa" and "bf16" in why
 
 
-@pytest.mark.parametrize(
-    "family, values, expected",
-    [
-        ("deepseek_v3", {}, "sdpa"),  # queries of 192, values of 128; head_dim says 64
-        ("glm4_moe_lite", {}, "varlen"),  # both 256
-        ("glm4_moe_lite", {"v_head_dim": 128}, "sdpa"),
-        ("gpt2", {}, "sdpa"),  # attn_pdrop is 0.1
-        ("gpt2", {"attn_pdrop": 0.0}, "varlen"),
-        ("qwen2", {"attention_dropout": 0.1}, "sdpa"),
-        ("qwen2", {}, "varlen"),
-        ("gemma4_text", {}, "sdpa"),  # 256, but 512 where a layer sees all tokens
-        ("gemma4_text", {"global_head_dim": 256}, "varlen"),
-    ],
-)
+@pytest.mark.parametrize("family, values, expected", [
+    ("deepseek_v3", {}, "sdpa"),  # queries of 192, values of 128; head_dim says 64
+    ("glm4_moe_lite", {}, "varlen"),  # both 256
+    ("glm4_moe_lite", {"v_head_dim": 128}, "sdpa"),
+    ("gpt2", {}, "sdpa"),  # attn_pdrop is 0.1
+    ("gpt2", {"attn_pdrop": 0.0}, "varlen"),
+    ("qwen2", {"attention_dropout": 0.1}, "sdpa"),
+    ("qwen2", {}, "varlen"),
+    ("gemma4_text", {}, "sdpa"),  # 256, but 512 where a layer sees all tokens
+    ("gemma4_text", {"global_head_dim": 256}, "varlen"),
+])  # fmt: skip
 def test_auto_on_a_gpu_is_varlen_only_where_its_kernel_computes_the_heads(family, values, expected, flash):
     """Without the kernel, varlen asks the device for the samples' lengths in each layer."""
     assert choose("auto", family, gpu=True, half=True, **values)[0] == expected

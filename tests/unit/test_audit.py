@@ -16,26 +16,23 @@ def record(name, ecosystem="PyPI", versions=(), events=(), **more):
     return {"id": "PYSEC-1", "affected": [{"package": package, "versions": list(versions), "ranges": ranges}]} | more
 
 
-@pytest.mark.parametrize(
-    ("one", "says"),
-    [
-        (record("torch", versions=["2.12.0", "2.13.0"]), ["torch 2.13.0+cu130: PYSEC-1"]),
-        (record("Torch", events=[("introduced", "0"), ("fixed", "2.13.1")]), ["(fixed in 2.13.1)"]),
-        (record("torch", events=[("introduced", "2.2"), ("last_affected", "2.13.1")]), ["no version is known"]),
-        (record("torch", events=[("introduced", "0"), ("last_affected", "2.13.0")]), ["torch 2.13.0+cu130"]),
-        (record("torch", events=[("introduced", "0"), ("last_affected", "2.12")]), []),
-        (record("torch", versions=["2.13"]), ["torch 2.13.0+cu130"]),
-        (record("torch", versions=["2.13.0rc1", "of long ago"]), []),
-        (record("ruamel.yaml", events=[("introduced", "0")]), ["ruamel-yaml 0.18.6"]),
-        (record("torch", events=[("introduced", "0"), ("fixed", "2.13.0")]), []),
-        (record("torch", events=[("introduced", "2.14")]), []),
-        (record("torch", events=[("fixed", "2.9"), ("introduced", "0"), ("introduced", "2.10")]), ["torch"]),
-        (record("torch", events=[("introduced", "0"), ("last_affected", "2.9")]), []),
-        (record("torch", ecosystem="npm", versions=["2.13.0"]), []),
-        (record("torch", versions=["2.13.0"], withdrawn="2026-01-01T00:00:00Z"), []),
-        (record("torchvision", versions=["2.13.0"]), []),
-    ],
-)
+@pytest.mark.parametrize("one, says", [
+    (record("torch", versions=["2.12.0", "2.13.0"]), ["torch 2.13.0+cu130: PYSEC-1"]),
+    (record("Torch", events=[("introduced", "0"), ("fixed", "2.13.1")]), ["(fixed in 2.13.1)"]),
+    (record("torch", events=[("introduced", "2.2"), ("last_affected", "2.13.1")]), ["no version is known"]),
+    (record("torch", events=[("introduced", "0"), ("last_affected", "2.13.0")]), ["torch 2.13.0+cu130"]),
+    (record("torch", events=[("introduced", "0"), ("last_affected", "2.12")]), []),
+    (record("torch", versions=["2.13"]), ["torch 2.13.0+cu130"]),
+    (record("torch", versions=["2.13.0rc1", "of long ago"]), []),
+    (record("ruamel.yaml", events=[("introduced", "0")]), ["ruamel-yaml 0.18.6"]),
+    (record("torch", events=[("introduced", "0"), ("fixed", "2.13.0")]), []),
+    (record("torch", events=[("introduced", "2.14")]), []),
+    (record("torch", events=[("fixed", "2.9"), ("introduced", "0"), ("introduced", "2.10")]), ["torch"]),
+    (record("torch", events=[("introduced", "0"), ("last_affected", "2.9")]), []),
+    (record("torch", ecosystem="npm", versions=["2.13.0"]), []),
+    (record("torch", versions=["2.13.0"], withdrawn="2026-01-01T00:00:00Z"), []),
+    (record("torchvision", versions=["2.13.0"]), []),
+])  # fmt: skip
 def test_an_advisory_means_the_versions_that_it_names(one, says, tmp_path):
     for name, text in (
         ("one.json", json.dumps(one)),

@@ -121,16 +121,7 @@ def pickled(folder):
     (folder / "model.safetensors").unlink()
 
 
-REWARD = (
-    "--objective",
-    "reward",
-    "--train_file",
-    "pairs.jsonl",
-    "--dataset_name",
-    "null",
-    "--validation_split",
-    "0.1",
-)
+REWARD = ("--objective=reward", "--train_file=pairs.jsonl", "--dataset_name=null", "--validation_split=0.1")
 
 
 @pytest.mark.parametrize(("change", "options", "words"), [
@@ -184,10 +175,8 @@ def test_a_saved_weight_has_the_bases_precision_and_a_tied_one_a_single_name():
             "norm": norm, "table": half, "new": half, "count": torch.int32
         }  # fmt: skip
     full = base_files.BaseFiles({}, "", 0, False, {}, torch.float32)
-    assert (
-        full.saved_dtype("any", torch.bfloat16) == torch.bfloat16
-        and full.saved_dtype("any", torch.float32) == torch.float32
-    )
+    assert full.saved_dtype("any", torch.bfloat16) == torch.bfloat16
+    assert full.saved_dtype("any", torch.float32) == torch.float32
 
 
 def test_buffers_that_a_module_computes_are_left_out(base):

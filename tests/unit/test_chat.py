@@ -235,9 +235,8 @@ def test_the_base_answers_too_and_goes_on_with_its_own_answers(chat, output, tok
         second = generated(folder, tokenizer, "a?", first, "b?")
         wanted.append([f"{name}: {first}\n", f"{name}: {second}\n"])
     out = chat("--compare", "--question", "a?", "--question", "b?")[1]
-    assert wanted[0][0] != wanted[1][0].replace("base", "trained") and out == "".join(
-        map("".join, zip(*wanted, strict=True))
-    )
+    assert wanted[0][0] != wanted[1][0].replace("base", "trained")
+    assert out == "".join(map("".join, zip(*wanted, strict=True)))
 
 
 def test_a_pipe_is_answered_line_by_line_and_the_context_never_overflows(chat, output, monkeypatch):

@@ -136,25 +136,22 @@ def test_a_file_of_the_user_is_not_overwritten(one_host, tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ([], "add --hostfile"),
-        (["--hostfile", "hostfiles/none"], "there is no hostfile 'hostfiles/none'"),
-        (["recipes/none.yaml", "--hostfile", "hostfiles/1x8"], "recipes/none.yaml"),
-        (["--hostfile", "hostfiles/1x8", "--quick", "--full"], "not allowed with"),
-        (["--hostfile", "hostfiles/1x8", "--bf16=true"], "name a recipe"),
-        (["--recipe", "recipes/tiny/full.yaml"], "check takes the recipe as its first word"),
-        (["--hostfile", "hostfiles/1x8", "--only", "Ports,packets"], "there is no such check"),
-        (["--hostfile", "hostfiles/1x8", "--quick", "--only", "kernels"], "leave out --quick"),
-        (["--hostfile", "hostfiles/1x8", "--only", "all kernels"], "add --full"),
-        (["--hostfile", "hostfiles/1x8", "--calibrate"], "one host has no network"),
-        (["--hostfile", "hostfiles/1x8", "--calibrate", "--only", "memory"], "leaves out the row `collectives`"),
-        (["--hostfile", "hostfiles/1x8", "--json", "/proc/nowhere/x.json"], "is no directory"),
-        (["--hostfile", "hostfiles/1x8", "--json", "/proc/x.json", "--quick"], "--json /proc/x.json"),
-        (["--hostfile", "hostfiles/1x8", "--quik"], "did you mean 'quick'"),
-    ],
-)
+@pytest.mark.parametrize("words, says", [
+    ([], "add --hostfile"),
+    (["--hostfile", "hostfiles/none"], "there is no hostfile 'hostfiles/none'"),
+    (["recipes/none.yaml", "--hostfile", "hostfiles/1x8"], "recipes/none.yaml"),
+    (["--hostfile", "hostfiles/1x8", "--quick", "--full"], "not allowed with"),
+    (["--hostfile", "hostfiles/1x8", "--bf16=true"], "name a recipe"),
+    (["--recipe", "recipes/tiny/full.yaml"], "check takes the recipe as its first word"),
+    (["--hostfile", "hostfiles/1x8", "--only", "Ports,packets"], "there is no such check"),
+    (["--hostfile", "hostfiles/1x8", "--quick", "--only", "kernels"], "leave out --quick"),
+    (["--hostfile", "hostfiles/1x8", "--only", "all kernels"], "add --full"),
+    (["--hostfile", "hostfiles/1x8", "--calibrate"], "one host has no network"),
+    (["--hostfile", "hostfiles/1x8", "--calibrate", "--only", "memory"], "leaves out the row `collectives`"),
+    (["--hostfile", "hostfiles/1x8", "--json", "/proc/nowhere/x.json"], "is no directory"),
+    (["--hostfile", "hostfiles/1x8", "--json", "/proc/x.json", "--quick"], "--json /proc/x.json"),
+    (["--hostfile", "hostfiles/1x8", "--quik"], "did you mean 'quick'"),
+])  # fmt: skip
 def test_bad_input_is_named(words, says):
     done = command_line.brigade("check", *words)
     assert done.returncode == 2

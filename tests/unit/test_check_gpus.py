@@ -75,16 +75,13 @@ def test_a_fabric_manager_that_cannot_be_seen_is_unknown():
     assert levels(judged("gpu links", joined)) == {"node1": {"green"}}
 
 
-@pytest.mark.parametrize(
-    ("count", "slots", "level", "says"),
-    [
-        (8, 8, "green", ""),
-        (7, 8, "red", "slots=8 in the hostfile, but it has 7 GPUs"),
-        (0, 8, "red", "slots=8 in the hostfile, but it has 0 GPUs"),
-        (None, 8, "red", "nvidia-smi fails"),
-        (8, 4, "yellow", "slots=4 in the hostfile, but it has 8 GPUs"),
-    ],
-)
+@pytest.mark.parametrize("count, slots, level, says", [
+    (8, 8, "green", ""),
+    (7, 8, "red", "slots=8 in the hostfile, but it has 7 GPUs"),
+    (0, 8, "red", "slots=8 in the hostfile, but it has 0 GPUs"),
+    (None, 8, "red", "nvidia-smi fails"),
+    (8, 4, "yellow", "slots=4 in the hostfile, but it has 8 GPUs"),
+])  # fmt: skip
 def test_gpus_are_counted_against_the_slots(count, slots, level, says):
     found = judged(
         "gpus", {"node1": facts("h100-sxm"), "node2": facts("h100-sxm")}, slots, {"node2": count, "node1": slots}
@@ -147,23 +144,20 @@ def test_a_broken_gpu_that_no_rank_gets_is_a_warning_at_most(kind, name):
         assert "red" in levels(judged(broken["row"], answers, 2))["node2"]  # the first ones, without the variable
 
 
-@pytest.mark.parametrize(
-    ("visible", "slots", "ours"),
-    [
-        (None, 3, [0, 1, 2]),
-        ("3, 1", 2, [3, 1]),
-        ("3,1,0", 2, [3, 1]),
-        ("GPU-b2,0", 2, [2, 0]),
-        ("0000:03:00.0", 1, [3]),
-        ("0,-1,2", 3, [0]),
-        ("GPU-", 1, []),  # which one?
-        ("", 1, []),
-        ("MIG-c6d4", 1, [1]),  # drivers since R470
-        ("MIG-45cc,MIG-c6d4", 2, [1, 1]),
-        ("MIG-GPU-b3/7/0", 1, [3]),  # before
-        ("MIG-dead", 1, []),
-    ],
-)
+@pytest.mark.parametrize("visible, slots, ours", [
+    (None, 3, [0, 1, 2]),
+    ("3, 1", 2, [3, 1]),
+    ("3,1,0", 2, [3, 1]),
+    ("GPU-b2,0", 2, [2, 0]),
+    ("0000:03:00.0", 1, [3]),
+    ("0,-1,2", 3, [0]),
+    ("GPU-", 1, []),  # which one?
+    ("", 1, []),
+    ("MIG-c6d4", 1, [1]),  # drivers since R470
+    ("MIG-45cc,MIG-c6d4", 2, [1, 1]),
+    ("MIG-GPU-b3/7/0", 1, [3]),  # before
+    ("MIG-dead", 1, []),
+])  # fmt: skip
 def test_the_gpus_of_the_ranks(visible, slots, ours):
     gpus = [{"index": n, "uuid": f"GPU-{letter}{n}", "bus": f"00000000:0{n}:00.0"} for n, letter in enumerate("aabb")]
     gpus[1]["instances"] = ["MIG-c6d4f1ef-42e4", "MIG-45cc1234-d72c"]

@@ -1,13 +1,10 @@
 """What check says of kernels that were proven, or were not, on each host's GPU. Proofs themselves: test_proving.py."""
 
-import asyncio
-
 import pytest
 
-from brigade.check.checks import Wanted, checks
-from brigade.check.run import judge
+from brigade.check.checks import Wanted
 from brigade.hosts.job import make
-from testing.recorded_hosts import Recorded
+from testing.recorded_hosts import Recorded, results_of
 
 HOSTS = {"node1": 1, "node2": 1}
 KEY = {"device": {"name": "NVIDIA H100 80GB HBM3"}}
@@ -20,10 +17,9 @@ def proof(**statuses):
 
 
 def judged(answers, gpus=1, recipe="recipes/tiny/full.yaml", name="kernels"):
-    check = next(check for check in checks() if check.name == name)
     job = recipe and make(recipe, [], None, dict(HOSTS))
     hosts = Recorded(Wanted(dict(HOSTS), job), {"actions.prove": answers}, {host: {"gpus": gpus} for host in HOSTS})
-    return asyncio.run(judge(check, hosts))
+    return results_of(name, hosts)
 
 
 @pytest.mark.parametrize("name", ["kernels", "all kernels"])

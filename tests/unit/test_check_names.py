@@ -1,18 +1,16 @@
 """What check says of names and interfaces, from recorded facts."""
 
-import asyncio
 from types import SimpleNamespace
 
 import pytest
 
 from brigade.check import names
-from brigade.check.checks import NotHere, Wanted, checks
+from brigade.check.checks import NotHere, Wanted
 from brigade.check.names import SAMPLE
 from brigade.check.probes import names as probe
-from brigade.check.run import judge
 from brigade.hosts import rendezvous
 from testing.reaching import CARD, LOOPBACK, NODES, address, judged, look
-from testing.recorded_hosts import Recorded
+from testing.recorded_hosts import Recorded, results_of
 
 
 # ---- names ---------------------------------------------------------------------------------------------------------
@@ -33,12 +31,7 @@ def test_a_host_that_the_hostfile_calls_localhost_has_no_network_name():
     hosts = ["localhost", "node2"]
     looks = {host: look("node2") | {"resolved": {"localhost": ["127.0.0.1"], "node2": ["10.0.0.2"]}} for host in hosts}
     hello = {host: {"machine": host, "addresses": {f"10.0.0.{number}": "eth0"}} for number, host in enumerate(hosts, 1)}
-    recorded = Recorded(Wanted(dict.fromkeys(hosts, 1)), {"names.look": looks}, hello)
-
-    async def run():
-        return [result async for result in names.names(recorded)]
-
-    first, second = asyncio.run(run())
+    first, second = results_of(names.names, Recorded(Wanted(dict.fromkeys(hosts, 1)), {"names.look": looks}, hello))
     assert (first.host, first.level, second.level) == ("localhost", "yellow", "green")
     assert "network name" in first.cure
     assert "/etc/hosts" not in first.cure
@@ -52,8 +45,7 @@ def test_a_hostfile_that_names_users_is_named_and_no_hosts_file():
     recorded = Recorded(
         Wanted(dict.fromkeys(hosts, 1)), {"names.look": dict.fromkeys(hosts, look("node2") | resolved)}, hello
     )
-    check = next(check for check in checks() if check.name == "names")
-    first, second = asyncio.run(judge(check, recorded))
+    first, second = results_of("names", recorded)
     assert (first.level, first.value, second.level) == ("yellow", "names a user", "green")
     assert "`Host node1` with `User alice`" in first.cure
     assert rendezvous.candidates("alice@node1", {"10.0.0.1": "eth0"}) == ["node1", "10.0.0.1"]
@@ -75,11 +67,7 @@ def test_of_many_hosts_each_one_looks_up_a_sample_of_names():
     }
     looks = {host: look("node1") | {"resolved": {}} for host in hosts}
     recorded = Asked(Wanted(dict.fromkeys(hosts, 1)), {"names.look": looks}, hello)
-
-    async def run():
-        return [result.level async for result in names.names(recorded)]
-
-    assert set(asyncio.run(run())) == {"green"}
+    assert {result.level for result in results_of(names.names, recorded)} == {"green"}
     assert {len(own["names"]) for own in recorded.questions.values()} == {SAMPLE + 1}
     assert recorded.questions["n5"]["towards"] == ["10.1.0.0"]
     assert recorded.questions["n0"]["towards"] == ["10.1.0.1"], "the first one's way leads to another host too"
@@ -88,11 +76,8 @@ def test_of_many_hosts_each_one_looks_up_a_sample_of_names():
 def test_two_names_of_one_machine_are_no_two_hosts():
     hello = {host: {"machine": "the same", "addresses": {}} for host in NODES[:2]}
     recorded = Recorded(Wanted(dict.fromkeys(hello, 1)), {"names.look": {host: look(host) for host in hello}}, hello)
-
-    async def run():
-        return [result async for result in names.names(recorded)]
-
-    assert [(r.level, r.problem) for r in asyncio.run(run())][1] == ("red", "it is the same machine as node1")
+    second = results_of(names.names, recorded)[1]
+    assert (second.level, second.problem) == ("red", "it is the same machine as node1")
 
 
 # ---- interfaces ----------------------------------------------------------------------------------------------------
@@ -112,18 +97,15 @@ def test_what_nccl_and_gloo_take_without_launch():
     assert names.of_gloo(found | {"own": []}, {}) == ["lo"], "gloo falls back to it"
 
 
-@pytest.mark.parametrize(
-    ("pattern", "takes"),
-    [
-        ("eth0", True),
-        ("eth", True),
-        ("=eth", False),
-        ("=eth0", True),
-        ("^docker,lo", True),
-        ("^eth", False),
-        ("ib", False),
-    ],
-)
+@pytest.mark.parametrize("pattern, takes", [
+    ("eth0", True),
+    ("eth", True),
+    ("=eth", False),
+    ("=eth0", True),
+    ("^docker,lo", True),
+    ("^eth", False),
+    ("ib", False),
+])  # fmt: skip
 def test_nccls_patterns(pattern, takes):
     assert names.takes(pattern, "eth0") is takes
 
@@ -182,11 +164,7 @@ def test_a_cure_names_no_interface_that_nobody_knows():
         looks = {host: look(host, variables={}, **own.get(host, {})) for host in NODES}
         hello = {host: {"addresses": {}, "machine": host} for host in NODES}
         wanted = Wanted(dict.fromkeys(NODES, 1), environment={"GLOO_SOCKET_IFNAME": "lo"})
-
-        async def run():
-            return {one.cure async for one in names.interface(Recorded(wanted, {"names.look": looks}, hello))}
-
-        return asyncio.run(run())
+        return {one.cure for one in results_of(names.interface, Recorded(wanted, {"names.look": looks}, hello))}
 
     known, unknown = cures(), cures(**{host: {"leads": ""} for host in NODES})
     assert len(known) == len(unknown) == 1
@@ -219,18 +197,11 @@ def neighbours(hosts=NUMBERS, **odd):
         }
         facts[host] = {"cards": ["00:00:00:00:00:00", f"02:00:00:00:00:0{number}"], "arp": arp}
     recorded = Recorded(Wanted(dict.fromkeys(hosts, 1)), {"names.neighbours": facts}, hello)
-
-    async def run():
-        return {result.host: (result.level, result.problem) async for result in names.addresses(recorded)}
-
-    return asyncio.run(run())
-
-
-def test_neighbours_that_agree_are_sound():
-    assert set(neighbours().values()) == {("green", "")}
+    return {result.host: (result.level, result.problem) for result in results_of(names.addresses, recorded)}
 
 
 def test_one_wrong_entry_is_its_hosts_own():
+    assert set(neighbours().values()) == {("green", "")}
     found = neighbours(node2={"node3": "02:00:00:00:00:99"})
     assert [found[host][0] for host in NUMBERS] == ["green", "red", "green"]
     assert found["node2"][1] == "it finds card 02:00:00:00:00:99 at node3's address 10.0.0.3, and not node3's own"
@@ -244,15 +215,12 @@ def test_an_address_that_another_machine_took_is_named_at_its_owner():
     assert "card 02:00:00:00:00:02 of node2 at node3's address" in found["node1"][1]
 
 
-def test_where_something_answers_for_all_nobody_is_blamed():
-    """Azure's network answers with one card for every address; behind a router there are no entries at all."""
-    cloud = {host: dict.fromkeys(NUMBERS, "12:34:56:78:9a:bc") for host in NUMBERS}
-    assert set(neighbours(**cloud).values()) == {("green", "")}
-
-
-def test_a_card_that_answers_for_several_hosts_is_a_router_also_where_other_entries_are_right():
-    """Azure's network beside a VXLAN of Kubernetes: the entries of one are right, those of the other never."""
-    found = neighbours(**{host: dict.fromkeys(("node1", "node2"), "12:34:56:78:9a:bc") for host in NUMBERS})
+@pytest.mark.parametrize("answered", [
+    NUMBERS,  # Azure's network answers with one card for every address; behind a router there are no entries at all
+    ("node1", "node2"),  # beside a VXLAN of Kubernetes: the entries of one are right, those of the other never
+], ids=["all", "several"])  # fmt: skip
+def test_where_something_answers_for_others_nobody_is_blamed(answered):
+    found = neighbours(**{host: dict.fromkeys(answered, "12:34:56:78:9a:bc") for host in NUMBERS})
     assert set(found.values()) == {("green", "")}
 
 

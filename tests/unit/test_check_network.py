@@ -167,11 +167,8 @@ def test_lost_packets_and_long_ways_are_told_with_their_figures():
     lossy = found(lost=0.031, round_trip=0.3)
     assert lossy.problem.endswith("; 3.1 % of the packets are lost and sent again") and "ethtool -S" in lossy.cure
     far = found(round_trip=52.0)
-    assert (
-        far.problem.endswith("; a round trip takes 52.0 ms, 0.2 elsewhere")
-        and "VPN" in far.cure
-        and "cable" not in far.cure
-    )
+    assert far.problem.endswith("; a round trip takes 52.0 ms, 0.2 elsewhere") and "VPN" in far.cure
+    assert "cable" not in far.cure
     both = {("node1", "node2"): Way(0.1, lost=0.02, round_trip=40), ("node2", "node1"): Way(1.0, round_trip=40)}
     said = {result.host: result for result in judged_pairs(both, met(NAMES[:2]))}["node1"]
     assert "a round trip takes 40.0 ms and 2.0 % of the packets are lost" in said.problem

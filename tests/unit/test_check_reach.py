@@ -25,16 +25,12 @@ def test_all_pairs_are_tried_of_few_hosts_and_a_bounded_number_of_many():
 TRIED = partners(NODES)
 
 
-@pytest.mark.parametrize(
-    ("failed", "incoming", "outgoing"),
-    [
-        ([(a, "node3") for a in TRIED["node3"]], {"node3": ["node1", "node2", "node4"]}, {}),
-        ([("node3", b) for b in TRIED["node3"]], {}, {"node3": ["node1", "node2", "node4"]}),
-        ([("node1", "node3")], {"node3": ["node1"]}, {}),
-        ([(a, b) for a in NODES for b in TRIED[a]], {a: TRIED[a] for a in NODES}, {}),
-    ],
-    ids=["closed", "cannot get out", "one pair", "all closed"],
-)
+@pytest.mark.parametrize("failed, incoming, outgoing", [
+    ([(a, "node3") for a in TRIED["node3"]], {"node3": ["node1", "node2", "node4"]}, {}),
+    ([("node3", b) for b in TRIED["node3"]], {}, {"node3": ["node1", "node2", "node4"]}),
+    ([("node1", "node3")], {"node3": ["node1"]}, {}),
+    ([(a, b) for a in NODES for b in TRIED[a]], {a: TRIED[a] for a in NODES}, {}),
+], ids=["closed", "cannot get out", "one pair", "all closed"])  # fmt: skip
 def test_whose_fault_it_is(failed, incoming, outgoing):
     assert blame(TRIED, failed) == (incoming, outgoing)
 
@@ -83,22 +79,14 @@ def test_a_closed_master_port_and_one_that_is_taken():
 LATE = {"32768": "no answer within 5 s"}
 
 
-@pytest.mark.parametrize(
-    ("lost", "failed", "levels"),
-    [
-        (
-            {"node2": dict.fromkeys(TRIED["node2"], 0.4)},
-            {"node2": {"node1": LATE}, "node3": {"node2": LATE}},
-            {"node2": "red"},
-        ),
-        ({a: {"node2": 0.3} for a in TRIED["node2"]}, {"node2": {"node1": LATE}}, {"node2": "red"}),
-        ({"node2": dict.fromkeys(TRIED["node2"], 0.2)}, {}, {"node2": "yellow"}),
-        ({"node1": {"node2": 0.2}}, {"node2": {"node1": LATE}}, {"node1": "red", "node2": "red"}),
-        ({"node1": {"node2": 0.05}, "node2": {"node1": 0.025}}, {}, {}),
-        ({"node2": {"node1": 0.2}}, {"node3": {"node4": LATE}}, {"node1": "yellow", "node2": "yellow", "node4": "red"}),
-    ],
-    ids=["its own way", "as others see it", "no port closed", "one pair", "few are lost", "beside a firewall"],
-)
+@pytest.mark.parametrize("lost, failed, levels", [
+    ({"node2": dict.fromkeys(TRIED["node2"], 0.4)}, {"node2": {"node1": LATE}, "node3": {"node2": LATE}}, {"node2": "red"}),
+    ({a: {"node2": 0.3} for a in TRIED["node2"]}, {"node2": {"node1": LATE}}, {"node2": "red"}),
+    ({"node2": dict.fromkeys(TRIED["node2"], 0.2)}, {}, {"node2": "yellow"}),
+    ({"node1": {"node2": 0.2}}, {"node2": {"node1": LATE}}, {"node1": "red", "node2": "red"}),
+    ({"node1": {"node2": 0.05}, "node2": {"node1": 0.025}}, {}, {}),
+    ({"node2": {"node1": 0.2}}, {"node3": {"node4": LATE}}, {"node1": "yellow", "node2": "yellow", "node4": "red"}),
+], ids=["its own way", "as others see it", "no port closed", "one pair", "few are lost", "beside a firewall"])  # fmt: skip
 def test_where_packets_are_lost_no_firewall_is_blamed(lost, failed, levels):
     found = ports(failed, lost=lost)
     assert {host: level for host, (level, _) in found.items() if level != "green"} == levels
@@ -153,17 +141,11 @@ def test_a_small_mtu_is_a_warning_and_a_path_that_loses_packets_is_not_sound():
     assert {level for level, _ in packets(nothing).values()} == {"grey"}
 
 
-@pytest.mark.parametrize(
-    ("what", "says"),
-    [
-        ("told", "packets of 1500 bytes from node1, node3, node4 are too long for the way, and a router says so"),
-        ("any", "packets of 1500 bytes from node1, node3, node4 are lost, and short ones now and then"),
-        (
-            "lost",
-            "packets of 1500 bytes from node1, node3, node4 are lost, short ones arrive; TCP was not seen to hang",
-        ),
-    ],
-)
+@pytest.mark.parametrize("what, says", [
+    ("told", "packets of 1500 bytes from node1, node3, node4 are too long for the way, and a router says so"),
+    ("any", "packets of 1500 bytes from node1, node3, node4 are lost, and short ones now and then"),
+    ("lost", "packets of 1500 bytes from node1, node3, node4 are lost, short ones arrive; TCP was not seen to hang"),
+])  # fmt: skip
 def test_a_way_on_which_tcp_works_is_a_warning(what, says):
     """Hosts with 9,000 bytes behind a router with 1,500, or a VPN: the MTU of the way is found, and nothing hangs."""
     found = packets({(a, "node2"): what for a in TRIED["node2"]})

@@ -1,6 +1,5 @@
 """What check says of a host's cores, memory and limits, and of one core's speed."""
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -9,12 +8,11 @@ import time
 import pytest
 
 from brigade.check import resources
-from brigade.check.checks import Wanted, checks
+from brigade.check.checks import Wanted
 from brigade.check.probes import resources as probe
-from brigade.check.run import judge
 from brigade.hosts.job import make
 from brigade.train.host import control_groups as groups
-from testing.recorded_hosts import Recorded
+from testing.recorded_hosts import Recorded, by_host, results_of
 
 HOST = {
     "cores": 32.0,
@@ -34,9 +32,11 @@ HOST_ROWS = ("cores", "memory", "/dev/shm", "open files", "limits", "locked memo
 def of_host(name, own, slots=8, gpus=8, environment=None):
     wanted = Wanted({"node1": slots, "node2": slots}, environment=environment or {})
     answers = {"resources.host": {"node1": HOST, "node2": HOST | own}}
-    check = next(check for check in checks() if check.name == name)
-    hello = {host: {"gpus": gpus} for host in wanted.slots}
-    return {result.host: result for result in asyncio.run(judge(check, Recorded(wanted, answers, hello)))}
+    return by_host(name, Recorded(wanted, answers, {host: {"gpus": gpus} for host in wanted.slots}))
+
+
+def memory(total, available, **more):
+    return {"memory": {"total": total, "available": available} | more}
 
 
 @pytest.mark.parametrize("name", HOST_ROWS)
@@ -44,52 +44,35 @@ def test_a_usual_host_is_sound(name):
     assert {result.level for result in of_host(name, {}).values()} == {"green"}
 
 
-@pytest.mark.parametrize(
-    ("name", "own", "level", "says"),
-    [
-        ("cores", {"cores": 4.0}, "yellow", "8 ranks on 4 cores; they need 8 at least"),
-        ("cores", {"cores": 16.0}, "yellow", "16 cores, the median host has 32"),
-        (
-            "memory",
-            {"memory": {"total": 2**33, "available": 2**32}},
-            "red",
-            "4.0 of 8.0 GiB are free for 8 ranks, which need 8.0 GiB",
-        ),
-        (
-            "memory",
-            {"memory": {"total": 2**37, "available": 2**37}},
-            "yellow",
-            "128 GiB of memory, the median host has 256",
-        ),
-        ("memory", {"memory": {"total": 2**38, "available": 2**30}}, "red", "for 8 ranks, which need 8.0 GiB at least"),
-        (
-            "memory",
-            {"memory": {"total": 2**35, "available": 2**34, "limit": "/sys/fs/cgroup/job_7/memory.max"}},
-            "yellow",
-            "26.4 GiB at least; /sys/fs/cgroup/job_7/memory.max allows no more",
-        ),
-        ("/dev/shm", {"shm": {"total": 2**26, "free": 2**26}}, "red", "0.06 of 0.06 GiB are free in /dev/shm"),
-        ("/dev/shm", {"shm": {"total": 2**29, "free": 2**29}}, "yellow", "0.50 of 0.50 GiB"),
-        ("/dev/shm", {"shm": None}, "grey", "no file system of its own"),
-        ("/dev/shm", {"shm": None, "shm_fails": "no such file or directory"}, "red", "made in /dev/shm: no such file"),
-        ("/dev/shm", {"shm_fails": "permission denied"}, "red", "no file can be made in /dev/shm: permission denied"),
-        ("limits", {"limits": {"f": 2**20}}, "red", "a file may have 0.00098 GiB there (ulimit -f)"),
-        ("limits", {"limits": {"f": 2**33}}, "yellow", "a file may have 8.0 GiB there (ulimit -f)"),
-        ("limits", {"limits": {"f": 2**40, "v": 2**40, "u": 63_000}}, "green", ""),
-        ("limits", {"limits": {"v": 2**29}}, "red", "a process may map 0.5 GiB there (ulimit -v)"),
-        ("limits", {"limits": {"v": 2**35, "f": 2**36}}, "yellow", "a process may map 32.0 GiB there (ulimit -v)"),
-        ("limits", {"limits": {"d": 2**29, "f": 2**33}}, "red", "a process may allocate 0.5 GiB there (ulimit -d)"),
-        ("limits", {"limits": {"u": 100}}, "red", "a user may have 100 processes there (ulimit -u)"),
-        ("limits", {"limits": {"t": 1800}}, "red", "a process may compute for 1,800 s there (ulimit -t)"),
-        ("open files", {"open_files": [256, 256]}, "yellow", "with a socket for each of 16 ranks it needs 528"),
-        ("open files", {"open_files": [100, 100]}, "red", "a process may open 100 files there"),
-        ("open files", {"open_files": [180, 524288]}, "green", ""),
-        ("locked memory", {"locked_memory": 8 * 2**20}, "red", "a process may lock 8 MiB, and mlx5_0 need more"),
-        ("locked memory", {"locked_memory": 8 * 2**20, "infiniband": []}, "green", ""),
-        ("locked memory", {"locked_memory": 8 * 2**20, "verbs": False}, "green", ""),
-        ("locked memory", {"locked_memory": 8 * 2**20, "ib_off": True}, "green", ""),
-    ],
-)
+@pytest.mark.parametrize("name, own, level, says", [
+    ("cores", {"cores": 4.0}, "yellow", "8 ranks on 4 cores; they need 8 at least"),
+    ("cores", {"cores": 16.0}, "yellow", "16 cores, the median host has 32"),
+    ("memory", memory(2**33, 2**32), "red", "4.0 of 8.0 GiB are free for 8 ranks, which need 8.0 GiB"),
+    ("memory", memory(2**37, 2**37), "yellow", "128 GiB of memory, the median host has 256"),
+    ("memory", memory(2**38, 2**30), "red", "for 8 ranks, which need 8.0 GiB at least"),
+    ("memory", memory(2**35, 2**34, limit="/sys/fs/cgroup/job_7/memory.max"), "yellow",
+     "26.4 GiB at least; /sys/fs/cgroup/job_7/memory.max allows no more"),
+    ("/dev/shm", {"shm": {"total": 2**26, "free": 2**26}}, "red", "0.06 of 0.06 GiB are free in /dev/shm"),
+    ("/dev/shm", {"shm": {"total": 2**29, "free": 2**29}}, "yellow", "0.50 of 0.50 GiB"),
+    ("/dev/shm", {"shm": None}, "grey", "no file system of its own"),
+    ("/dev/shm", {"shm": None, "shm_fails": "no such file or directory"}, "red", "made in /dev/shm: no such file"),
+    ("/dev/shm", {"shm_fails": "permission denied"}, "red", "no file can be made in /dev/shm: permission denied"),
+    ("limits", {"limits": {"f": 2**20}}, "red", "a file may have 0.00098 GiB there (ulimit -f)"),
+    ("limits", {"limits": {"f": 2**33}}, "yellow", "a file may have 8.0 GiB there (ulimit -f)"),
+    ("limits", {"limits": {"f": 2**40, "v": 2**40, "u": 63_000}}, "green", ""),
+    ("limits", {"limits": {"v": 2**29}}, "red", "a process may map 0.5 GiB there (ulimit -v)"),
+    ("limits", {"limits": {"v": 2**35, "f": 2**36}}, "yellow", "a process may map 32.0 GiB there (ulimit -v)"),
+    ("limits", {"limits": {"d": 2**29, "f": 2**33}}, "red", "a process may allocate 0.5 GiB there (ulimit -d)"),
+    ("limits", {"limits": {"u": 100}}, "red", "a user may have 100 processes there (ulimit -u)"),
+    ("limits", {"limits": {"t": 1800}}, "red", "a process may compute for 1,800 s there (ulimit -t)"),
+    ("open files", {"open_files": [256, 256]}, "yellow", "with a socket for each of 16 ranks it needs 528"),
+    ("open files", {"open_files": [100, 100]}, "red", "a process may open 100 files there"),
+    ("open files", {"open_files": [180, 524288]}, "green", ""),
+    ("locked memory", {"locked_memory": 8 * 2**20}, "red", "a process may lock 8 MiB, and mlx5_0 need more"),
+    ("locked memory", {"locked_memory": 8 * 2**20, "infiniband": []}, "green", ""),
+    ("locked memory", {"locked_memory": 8 * 2**20, "verbs": False}, "green", ""),
+    ("locked memory", {"locked_memory": 8 * 2**20, "ib_off": True}, "green", ""),
+])  # fmt: skip
 def test_a_host_that_lacks_something_is_named(name, own, level, says):
     found = of_host(name, own)
     assert found["node1"].level == "green"
@@ -105,17 +88,16 @@ def test_a_host_that_lacks_something_is_named(name, own, level, says):
 def test_ranks_on_gpus_need_what_the_planner_says(monkeypatch, free, level, says):
     """What is offloaded, or converted while it is loaded, for instance."""
     monkeypatch.setattr(resources, "host_memory", lambda job: (100.0, 200.0))
-    found = of_host("memory", {"memory": {"total": 2**38, "available": free * 2**30}})["node2"]
+    found = of_host("memory", memory(2**38, free * 2**30))["node2"]
     assert found.level == level and says in found.problem
-    assert of_host("memory", {"memory": {"total": 2**38, "available": 90 * 2**30}}, gpus=0)["node2"].level == "green"
+    assert of_host("memory", memory(2**38, 90 * 2**30), gpus=0)["node2"].level == "green"
 
 
 def test_a_file_may_be_as_large_as_the_recipes_checkpoint(monkeypatch, in_the_repository):
     job = make("recipes/tiny/full.yaml", [], "hostfiles/1x8", None)
-    check = next(check for check in checks() if check.name == "limits")
     monkeypatch.setattr(resources, "checkpoint_bytes", lambda job: 2.0**38)
     answers = {"resources.host": {"node1": HOST | {"limits": {"f": 2**37}}}}
-    (found,) = asyncio.run(judge(check, Recorded(Wanted({"node1": 8}, job), answers)))
+    (found,) = results_of("limits", Recorded(Wanted({"node1": 8}, job), answers))
     assert found.level == "red" and found.why.endswith("one of this recipe takes 256 GiB")
 
 
@@ -127,11 +109,10 @@ def test_the_planner_knows_what_a_recipes_host_holds(in_the_repository):
 
 def test_hosts_may_be_of_several_sizes():
     """Half the GPUs with half the memory, or with all of it."""
-    whole, half = HOST["memory"], {"total": 2**37, "available": 2**37}
-    check = next(check for check in checks() if check.name == "memory")
-    for memory, slots in ((half, 4), (whole, 4), (whole, 8)):
-        answers = {"resources.host": {"node1": HOST, "node2": HOST | {"memory": memory}}}
-        found = asyncio.run(judge(check, Recorded(Wanted({"node1": 8, "node2": slots}), answers)))
+    whole, half = {"memory": HOST["memory"]}, memory(2**37, 2**37)
+    for own, slots in ((half, 4), (whole, 4), (whole, 8)):
+        answers = {"resources.host": {"node1": HOST, "node2": HOST | own}}
+        found = results_of("memory", Recorded(Wanted({"node1": 8, "node2": slots}), answers))
         assert {result.level for result in found} == {"green"}
 
 
@@ -191,25 +172,14 @@ def control_groups(monkeypatch, files):
     )
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        {
-            "memory.max": "MOST",
-            "memory.current": "NOW",
-            "memory.stat": "anon 100\nactive_file 600\ninactive_file 250\nslab_reclaimable 40",
-        },
-        {
-            "memory.limit_in_bytes": "MOST",
-            "memory.usage_in_bytes": "NOW",
-            "memory.stat": "active_file 1\ninactive_file 2\ntotal_active_file 640\ntotal_inactive_file 250",
-        },
-    ],
-)
-def test_what_a_container_has_read_from_files_is_free(monkeypatch, files):
+@pytest.mark.parametrize("most, now, stat", [
+    ("max", "current", "anon 100\nactive_file 600\ninactive_file 250\nslab_reclaimable 40"),
+    ("limit_in_bytes", "usage_in_bytes", "active_file 1\ninactive_file 2\ntotal_active_file 640\ntotal_inactive_file 250"),
+])  # fmt: skip
+def test_what_a_container_has_read_from_files_is_free(monkeypatch, most, now, stat):
     """It looks full: the kernel keeps what was read until somebody wants the memory."""
-    said = {name: [text.replace("MOST", str(2**20)).replace("NOW", str(2**20 - 10))] for name, text in files.items()}
-    control_groups(monkeypatch, said)
+    files = {f"memory.{most}": [str(2**20)], f"memory.{now}": [str(2**20 - 10)], "memory.stat": [stat]}
+    control_groups(monkeypatch, files)
     found = groups.memory_left()
     assert (found["total"], found["available"]) == (2**20, 10 + 890) and found["limit"].startswith("0/memory.")
 
@@ -221,35 +191,21 @@ def test_files_of_control_groups_are_read_together():
 
 
 def test_control_groups_limit_cores_and_memory(monkeypatch):
-    control_groups(
-        monkeypatch,
-        {
-            "cpu.max": ["max 100000", "150000 100000"],
-            "memory.max": ["max", str(2**20)],
-            "memory.current": ["0", "1000"],
-            "memory.stat": ["", "anon 900\nactive_file 0"],
-        },
-    )
+    memory = {"memory.max": ["max", str(2**20)], "memory.current": ["0", "1000"], "memory.stat": ["", "active_file 0"]}
+    control_groups(monkeypatch, memory | {"cpu.max": ["max 100000", "150000 100000"]})
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
     assert groups.cores() == 1.5 and groups.memory() == 2**20
     assert groups.memory_left() == {"total": 2**20, "available": 2**20 - 1000, "limit": "1/memory.max"}
 
 
-@pytest.mark.parametrize(
-    ("files", "available", "limit"),
-    [
-        ({"memory.max": ["1000", "4000"], "memory.current": ["100", "3900"]}, 100, "1/memory.max"),
-        ({"memory.max": ["4000", "1000"], "memory.current": ["100", "100"]}, 900, "1/memory.max"),
-        ({"memory.max": ["max"], "memory.high": ["500"], "memory.current": ["100"]}, 400, "0/memory.high"),
-        (
-            {"memory.limit_in_bytes": ["1000", "1500"], "memory.usage_in_bytes": ["0", "1400"]},
-            100,
-            "1/memory.limit_in_bytes",
-        ),
-        ({"memory.limit_in_bytes": [str(2**63 - 4096)], "memory.usage_in_bytes": ["0"]}, None, ""),
-        ({"memory.max": ["1000"], "memory.current": ["1100"]}, 0, "0/memory.max"),
-    ],
-)
+@pytest.mark.parametrize("files, available, limit", [
+    ({"memory.max": ["1000", "4000"], "memory.current": ["100", "3900"]}, 100, "1/memory.max"),
+    ({"memory.max": ["4000", "1000"], "memory.current": ["100", "100"]}, 900, "1/memory.max"),
+    ({"memory.max": ["max"], "memory.high": ["500"], "memory.current": ["100"]}, 400, "0/memory.high"),
+    ({"memory.limit_in_bytes": ["1000", "1500"], "memory.usage_in_bytes": ["0", "1400"]}, 100, "1/memory.limit_in_bytes"),
+    ({"memory.limit_in_bytes": [str(2**63 - 4096)], "memory.usage_in_bytes": ["0"]}, None, ""),
+    ({"memory.max": ["1000"], "memory.current": ["1100"]}, 0, "0/memory.max"),
+])  # fmt: skip
 def test_every_control_group_above_counts(monkeypatch, files, available, limit):
     """A large one may be full because of others, and memory.high makes processes wait."""
     control_groups(monkeypatch, files | {"memory.stat": ["", ""]})
@@ -279,8 +235,7 @@ class Timed(Recorded):
 
 def speeds(seconds, machines=None):
     hosts = Timed(seconds, machines)
-    check = next(check for check in checks() if check.name == "core speed")
-    return hosts, {result.host: result for result in asyncio.run(judge(check, hosts))}
+    return hosts, by_host("core speed", hosts)
 
 
 def test_a_host_half_as_fast_is_found_also_among_two():

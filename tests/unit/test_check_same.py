@@ -105,15 +105,12 @@ def test_grave_and_other_differences_are_two_results():
     assert found[0].fix == found[1].fix
 
 
-@pytest.mark.parametrize(
-    ("own", "level", "says"),
-    [
-        ({"torch": LOOK["torch"] | {"nccl": "2.20.5"}}, "red", "nccl 2.20.5, elsewhere 2.27.3"),
-        ({"torch": {"cuda": None}}, "red", "cuda is missing, elsewhere 12.8"),
-        ({"torch": LOOK["torch"] | {"cudnn": "9.1"}}, "yellow", "cudnn 9.1, elsewhere 9.10.2.21"),
-        ({"driver": "535.1"}, "yellow", "driver 535.1, elsewhere 570.86.15"),
-    ],
-)
+@pytest.mark.parametrize("own, level, says", [
+    ({"torch": LOOK["torch"] | {"nccl": "2.20.5"}}, "red", "nccl 2.20.5, elsewhere 2.27.3"),
+    ({"torch": {"cuda": None}}, "red", "cuda is missing, elsewhere 12.8"),
+    ({"torch": LOOK["torch"] | {"cudnn": "9.1"}}, "yellow", "cudnn 9.1, elsewhere 9.10.2.21"),
+    ({"driver": "535.1"}, "yellow", "driver 535.1, elsewhere 570.86.15"),
+])  # fmt: skip
 def test_other_cuda_libraries(own, level, says):
     result = odd("CUDA libraries", own)
     assert result.level == level
@@ -246,11 +243,8 @@ def test_a_package_that_cannot_be_imported_is_named():
     said = "ImportError: libgomp.so.1: cannot open shared object file"
     fine = {"failed": {}}
     result = odd("imports", {}, imports={"node1": fine, "node2": {"failed": {"torch": said}}, "node3": fine})
-    assert (
-        result.level == "red"
-        and result.problem == f"torch cannot be imported: {said}"
-        and "import torch" in result.cure
-    )
+    assert result.level == "red" and result.problem == f"torch cannot be imported: {said}"
+    assert "import torch" in result.cure
 
 
 def installed(folder, name, **files):

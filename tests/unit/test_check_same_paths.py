@@ -15,19 +15,16 @@ from testing.same_hosts import LOOK, PINS, odd, variables
 
 
 # ---- variables ---------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("own", "level", "says"),
-    [
-        (variables(NCCL_ALGO={"is": "Tree"}), "red", "NCCL_ALGO is 'Tree'; elsewhere 'Ring'"),
-        ({"variables": {"HF_TOKEN": {"hash": "1234"}}}, "red", "NCCL_ALGO is not set; elsewhere it is 'Ring'"),
-        (variables(NCCL_P2P_DISABLE={"is": "1"}), "red", "NCCL_P2P_DISABLE is '1'"),
-        (variables(NCCL_NET_GDR_LEVEL={"is": "SYS"}), "yellow", "NCCL_NET_GDR_LEVEL is 'SYS'"),
-        (variables(OMP_NUM_THREADS={"is": "1"}), "yellow", "OMP_NUM_THREADS is '1'; elsewhere it is not set"),
-        (variables(HF_TOKEN={"hash": "9999"}), "yellow", "HF_TOKEN has another value than elsewhere"),
-        ({"variables": {"NCCL_ALGO": {"is": "Ring"}}}, "yellow", "HF_TOKEN is not set; elsewhere it is"),
-        (variables(https_proxy={"hash": "77"}), "yellow", "https_proxy is set; elsewhere it is not"),
-    ],
-)
+@pytest.mark.parametrize("own, level, says", [
+    (variables(NCCL_ALGO={"is": "Tree"}), "red", "NCCL_ALGO is 'Tree'; elsewhere 'Ring'"),
+    ({"variables": {"HF_TOKEN": {"hash": "1234"}}}, "red", "NCCL_ALGO is not set; elsewhere it is 'Ring'"),
+    (variables(NCCL_P2P_DISABLE={"is": "1"}), "red", "NCCL_P2P_DISABLE is '1'"),
+    (variables(NCCL_NET_GDR_LEVEL={"is": "SYS"}), "yellow", "NCCL_NET_GDR_LEVEL is 'SYS'"),
+    (variables(OMP_NUM_THREADS={"is": "1"}), "yellow", "OMP_NUM_THREADS is '1'; elsewhere it is not set"),
+    (variables(HF_TOKEN={"hash": "9999"}), "yellow", "HF_TOKEN has another value than elsewhere"),
+    ({"variables": {"NCCL_ALGO": {"is": "Ring"}}}, "yellow", "HF_TOKEN is not set; elsewhere it is"),
+    (variables(https_proxy={"hash": "77"}), "yellow", "https_proxy is set; elsewhere it is not"),
+])  # fmt: skip
 def test_a_variable_that_differs(own, level, says):
     result = odd("variables", own)
     assert result.level == level

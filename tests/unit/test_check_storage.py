@@ -1,6 +1,5 @@
 """What check says of disks and clocks, from recorded facts; and what its probes do to a directory."""
 
-import asyncio
 import json
 import os
 import signal
@@ -11,12 +10,11 @@ import time
 import pytest
 
 from brigade.check import storage
-from brigade.check.checks import NotHere, Wanted, checks
+from brigade.check.checks import NotHere, Wanted
 from brigade.check.probes import storage as probes
-from brigade.check.run import judge
 from brigade.hosts.job import make
 from brigade.train.recipe.files import REPOSITORY
-from testing.recorded_hosts import Recorded
+from testing.recorded_hosts import Recorded, by_host, results_of
 
 HOSTS = {"node1": 1, "node2": 1, "node3": 1}
 GIB = 2**30
@@ -24,12 +22,11 @@ GIB = 2**30
 
 def judged(name, answers, flags=(), recipe="recipes/tiny/full.yaml"):
     """host -> result of one check"""
-    check = next(check for check in checks() if check.name == name)
     job = make(recipe, list(flags), None, dict(HOSTS))
     room = {"free": 900 * GIB, "size": 1000 * GIB, "missing": []}
     rooms = {"tmp": room | {"path": "/tmp"}, "cache": room | {"path": "/c"}, str(job.output_dir.absolute()): room}
     answers = {"storage.rooms": dict.fromkeys(HOSTS, rooms)} | answers
-    return {result.host: result for result in asyncio.run(judge(check, Recorded(Wanted(dict(HOSTS), job), answers)))}
+    return by_host(name, Recorded(Wanted(dict(HOSTS), job), answers))
 
 
 def levels(found):
@@ -56,9 +53,8 @@ def test_a_clock_that_is_off_is_named(offset, level):
 def test_of_two_hosts_the_one_that_is_not_like_ours_is_named(odd, offset):
     now = time.time()
     facts = {host: {"time": now + (offset if host == odd else 0)} for host in ("node1", "node2")}
-    check = next(check for check in checks() if check.name == "clock")
     hosts = Recorded(Wanted({"node1": 1, "node2": 1}), {"storage.clock": facts})
-    assert [result.host for result in asyncio.run(judge(check, hosts)) if result.level == "red"] == [odd]
+    assert [result.host for result in results_of("clock", hosts) if result.level == "red"] == [odd]
 
 
 def test_when_our_own_clock_is_off_no_host_is_blamed():
@@ -76,44 +72,29 @@ ALL, OWN = {host: list(HOSTS) for host in HOSTS}, {host: [host] for host in HOST
 ZERO = ["--ds_config", "ds_configs/zero3.json"]
 
 
-def test_a_shared_directory_is_sound():
-    found = judged("output directory", outputs(ALL), ZERO)
-    assert levels(found) == ["green"] * 3
-    assert found["node1"].value == "shared"
+# The second host has a directory of its own, or the first one has.
+OTHERS = {host: ["node1", "node3"] for host in ("node1", "node3")}
+SECOND = OTHERS | {"node2": ["node2"]}
+FIRST = {"node1": ["node1"], "node2": ["node2", "node3"], "node3": ["node2", "node3"]}
 
 
-def test_directories_of_their_own_are_sound_under_ddp_and_lose_shards_under_zero():
-    found = judged("output directory", outputs(OWN))
-    assert levels(found) == ["green"] * 3
-    assert "whole checkpoints" in found["node1"].value
-    found = judged("output directory", outputs(OWN), ZERO)
-    assert levels(found) == ["green", "red", "red"]
-    assert "zero3 writes a part of each checkpoint" in found["node2"].why
-
-
-@pytest.mark.parametrize("flags", [[], ZERO])
-def test_one_host_that_does_not_share_is_named(flags):
-    some = {"node1": ["node1", "node3"], "node2": ["node2"], "node3": ["node1", "node3"]}
-    found = judged("output directory", outputs(some), flags)
-    assert levels(found) == ["green", "red", "green"]
-    assert "is not what node1 sees there" in found["node2"].problem
-
-
-def test_the_first_host_may_be_the_odd_one():
-    some = {"node1": ["node1"], "node2": ["node2", "node3"], "node3": ["node2", "node3"]}
-    assert levels(judged("output directory", outputs(some), ZERO)) == ["red", "green", "green"]
-
-
-def test_a_directory_that_cannot_be_written_is_named_and_the_others_are_judged():
-    sees = {host: ["node1", "node3"] for host in ("node1", "node3")}
-    found = judged("output directory", outputs(sees, node2="Read-only file system"), ZERO)
-    assert levels(found) == ["green", "red", "green"]
-    assert "Read-only file system" in found["node2"].problem
+@pytest.mark.parametrize("sees, flags, errors, expected, says", [
+    (ALL, ZERO, {}, ["green", "green", "green"], "shared"),
+    (OWN, [], {}, ["green", "green", "green"], "whole checkpoints"),  # DDP
+    (OWN, ZERO, {}, ["green", "red", "red"], "zero3 writes a part of each checkpoint"),
+    (SECOND, [], {}, ["green", "red", "green"], "is not what node1 sees there"),
+    (SECOND, ZERO, {}, ["green", "red", "green"], "is not what node1 sees there"),
+    (FIRST, ZERO, {}, ["red", "green", "green"], ""),
+    (OTHERS, ZERO, {"node2": "Read-only file system"}, ["green", "red", "green"], "Read-only file system"),
+], ids=["shared", "own, DDP", "own, ZeRO-3", "one odd, DDP", "one odd, ZeRO-3", "the first", "read-only"])  # fmt: skip
+def test_an_output_directory_that_hosts_do_not_share_is_named(sees, flags, errors, expected, says):
+    found = judged("output directory", outputs(sees, **errors), flags)
+    assert levels(found) == expected
+    assert says in f"{found['node2'].value} {found['node2'].problem} {found['node2'].why}"
 
 
 def test_a_file_and_a_place_without_a_disk_are_named():
-    sees = {host: ["node1", "node3"] for host in ("node1", "node3")}
-    answers = outputs(sees, node2="File exists")
+    answers = outputs(OTHERS, node2="File exists")
     answers["storage.note"]["node2"] |= {"file": "/etc/passwd", "size": 10}
     found = judged("output directory", answers)["node2"]
     assert (found.level, found.problem) == ("red", "/etc/passwd is a file, not a directory")
@@ -122,10 +103,8 @@ def test_a_file_and_a_place_without_a_disk_are_named():
 
 
 def test_without_a_recipe_there_is_no_row():
-    check = next(check for check in checks() if check.name == "output directory")
-    hosts = Recorded(Wanted(dict(HOSTS)), {})
     with pytest.raises(NotHere):
-        asyncio.run(judge(check, hosts))
+        results_of("output directory", Recorded(Wanted(dict(HOSTS)), {}))
 
 
 # ---- room --------------------------------------------------------------------------------------------------------
@@ -152,16 +131,13 @@ def test_disks_with_room_are_sound():
     assert levels(rooms()) == ["green"] * 3
 
 
-@pytest.mark.parametrize(
-    ("disks", "level", "says"),
-    [
-        ({"cache": GIB}, "yellow", "/its/cache has 1.0 GiB free"),
-        ({"cache": 0}, "red", "/its/cache has 0.0 GiB"),
-        ({"tmp": GIB // 1000}, "red", "/its/tmp has"),
-        ({"output": GIB}, "yellow", "has 1.0 GiB free"),
-        ({"output": GIB // 25}, "red", "a checkpoint of this recipe takes 0.03"),
-    ],
-)
+@pytest.mark.parametrize("disks, level, says", [
+    ({"cache": GIB}, "yellow", "/its/cache has 1.0 GiB free"),
+    ({"cache": 0}, "red", "/its/cache has 0.0 GiB"),
+    ({"tmp": GIB // 1000}, "red", "/its/tmp has"),
+    ({"output": GIB}, "yellow", "has 1.0 GiB free"),
+    ({"output": GIB // 25}, "red", "a checkpoint of this recipe takes 0.03"),
+])  # fmt: skip
 def test_a_disk_without_room_is_named(disks, level, says):
     found = rooms(**disks)
     assert levels(found) == ["green", level, "green"]
@@ -175,12 +151,10 @@ def test_a_disk_that_takes_no_more_files_is_named(left, level):
     assert level == "green" or (f"{left:,} more files (inodes)" in found.problem and "df -i" in found.cure)
 
 
-def test_the_room_that_is_needed_is_the_planners_of_this_recipe():
+@pytest.mark.parametrize("free, level", [(200, "red"), (300, "yellow"), (600, "green")])
+def test_the_room_that_is_needed_is_the_planners_of_this_recipe(free, level):
     """Qwen3-8B in full: 8.19 B weights with AdamW's states, 107 GiB; two of them have to fit, and three stay."""
-    large = "recipes/qwen3-8b/full.yaml"
-    assert levels(rooms(output=200 * GIB, recipe=large))[1] == "red"
-    assert levels(rooms(output=300 * GIB, recipe=large))[1] == "yellow"
-    assert levels(rooms(output=600 * GIB, recipe=large))[1] == "green"
+    assert levels(rooms(output=free * GIB, recipe="recipes/qwen3-8b/full.yaml"))[1] == level
 
 
 @pytest.mark.parametrize(
@@ -201,8 +175,7 @@ def test_the_words_give_every_figure():
 
 
 def test_one_that_is_kept_alone_needs_one_more_when_it_goes_on():
-    flags = ["--save_total_limit", "1"]
-    large = {"recipe": "recipes/qwen3-8b/full.yaml", "flags": flags}
+    large = {"recipe": "recipes/qwen3-8b/full.yaml", "flags": ["--save_total_limit", "1"]}
     assert levels(rooms(output=120 * GIB, there=1, **large))[1] == "green"
     assert levels(rooms(output=120 * GIB, **large))[1] == "red"
 
@@ -222,10 +195,9 @@ def rates(written, flags=(), recipe="recipes/tiny/full.yaml", **more):
     return judged("write and read", {"storage.rate": facts | more}, flags, recipe)
 
 
-def test_a_slow_disk_is_named():
-    assert levels(rates([1e9, 0.9e9, 1.1e9])) == ["green"] * 3
-    assert levels(rates([1e9, 0.4e9, 1e9])) == ["green", "yellow", "green"]
-    assert levels(rates([1e9, 0.05e9, 1e9])) == ["green", "red", "green"]
+@pytest.mark.parametrize("second, level", [(0.9e9, "green"), (0.4e9, "yellow"), (0.05e9, "red")])
+def test_a_slow_disk_is_named(second, level):
+    assert levels(rates([1e9, second, 1.1e9])) == ["green", level, "green"]
 
 
 def test_the_seconds_of_a_checkpoint_count_all_hosts_where_all_write():
@@ -305,23 +277,15 @@ def test_a_probe_that_is_ended_removes_what_it_made(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("found", "level", "says"),
-    [
-        (
-            {"path": "/var/tmp", "passed_by": "/tmp"},
-            "yellow",
-            "/tmp is not there, or cannot be written; Python takes /var/tmp",
-        ),
-        ({"path": "", "passed_by": "/scratch"}, "red", "/scratch is not there, or cannot be written"),
-        ({"path": "/tmp", "passed_by": ""}, "green", ""),
-    ],
-)
+@pytest.mark.parametrize("found, level, says", [
+    ({"path": "/var/tmp", "passed_by": "/tmp"}, "yellow", "/tmp is not there, or cannot be written; Python takes /var/tmp"),
+    ({"path": "", "passed_by": "/scratch"}, "red", "/scratch is not there, or cannot be written"),
+    ({"path": "/tmp", "passed_by": ""}, "green", ""),
+])  # fmt: skip
 def test_a_directory_for_temporary_files_that_cannot_be_written_is_named(found, level, says):
     disk = {"free": 2**40, "size": 2**41, "inodes": None}
     facts = {"node1": {"tmp": disk | found, "cache": disk | {"path": "/c"}}}
-    check = next(check for check in checks() if check.name == "room")
-    (said,) = asyncio.run(judge(check, Recorded(Wanted({"node1": 1}), {"storage.rooms": facts})))
+    (said,) = results_of("room", Recorded(Wanted({"node1": 1}), {"storage.rooms": facts}))
     assert (said.level, said.problem) == (level, says)
 
 

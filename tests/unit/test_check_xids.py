@@ -23,32 +23,26 @@ def test_an_xid_has_its_meaning_its_gpu_and_its_age():
     assert "ssh node1 sudo reboot" in result.cure
 
 
-@pytest.mark.parametrize(
-    ("xid", "age", "level"),
-    [
-        (48, 60, "yellow"),
-        (48, 90_000, "green"),
-        (13, 60, "yellow"),
-        (13, 90_000, "green"),
-        (74, 60, "yellow"),
-        (999, 1, "yellow"),
-    ],
-)
+@pytest.mark.parametrize("xid, age, level", [
+    (48, 60, "yellow"),
+    (48, 90_000, "green"),
+    (13, 60, "yellow"),
+    (13, 90_000, "green"),
+    (74, 60, "yellow"),
+    (999, 1, "yellow"),
+])  # fmt: skip
 def test_old_xids_count_less(xid, age, level):
     assert [result.level for result in xids(("0000:01:00", xid, age))] == [level]
 
 
-@pytest.mark.parametrize(
-    ("own", "xid", "level"),
-    [
-        ({}, 119, "yellow"),
-        ({"recovery": 0}, 119, "yellow"),
-        ({"recovery": 1}, 119, "red"),
-        ({"recovery": 3}, 119, "yellow"),
-        ({"remapped": {"pending": 1}}, 48, "red"),
-        ({"remapped": {"pending": 1}}, 119, "yellow"),
-    ],
-)
+@pytest.mark.parametrize("own, xid, level", [
+    ({}, 119, "yellow"),
+    ({"recovery": 0}, 119, "yellow"),
+    ({"recovery": 1}, 119, "red"),
+    ({"recovery": 3}, 119, "yellow"),
+    ({"remapped": {"pending": 1}}, 48, "red"),
+    ({"remapped": {"pending": 1}}, 119, "yellow"),
+])  # fmt: skip
 def test_xids_of_the_log_are_red_where_nvml_confirms_them(own, xid, level):
     """A reset that cured the GPU leaves the log as it is."""
     found = xids(("0000:01:00", xid, 60), own=own)

@@ -45,11 +45,8 @@ def test_deepspeeds_launcher_sets_what_we_read():
     from deepspeed.launcher import launch
 
     source = inspect.getsource(launch.main)
-    assert (
-        'current_env["LOCAL_SIZE"]' in source
-        and "current_env[CROSS_SIZE]" in source
-        and launch.CROSS_SIZE == "CROSS_SIZE"
-    )
+    assert 'current_env["LOCAL_SIZE"]' in source and "current_env[CROSS_SIZE]" in source
+    assert launch.CROSS_SIZE == "CROSS_SIZE"
 
 
 @pytest.mark.parametrize("environment", [{}, {"LOCAL_RANK": "0"}, {"ACCELERATE_MIXED_PRECISION": "no"}])

@@ -22,7 +22,7 @@ DDP, ZERO3 = Strategy("ddp", "ddp", ""), Strategy("zero3", "zero3", "")
 @pytest.fixture
 def on_hosts(monkeypatch):
     """on_hosts(work, count): work(world) on so many hosts of one rank each; its results, or the UserErrors, by rank."""
-    monkeypatch.setattr(shared_directory, "PATIENCE", 0.5)
+    monkeypatch.setattr(shared_directory, "PATIENCE", 0.05)
 
     def call(work, count):
         here, slots, barrier = threading.local(), [None] * count, threading.Barrier(count, timeout=60)

@@ -74,9 +74,8 @@ def made_keys(folder):
 def test_the_keys_of_a_cluster_are_made_once_with_what_its_hosts_believe(tmp_path):
     keys = made_keys(tmp_path / "keys")
     named = {"id_ed25519", "id_ed25519.pub", "host_key", "host_key.pub", "authorized_keys", "known_hosts"}
-    assert {path.name for path in keys.iterdir()} == named and all(
-        not path.stat().st_mode & 0o77 for path in keys.iterdir()
-    )
+    assert {path.name for path in keys.iterdir()} == named
+    assert all(not path.stat().st_mode & 0o77 for path in keys.iterdir())
     assert (keys / "known_hosts").read_text() == f"* {(keys / 'host_key.pub').read_text()}"
     again = subprocess.run([CONTAINERS / "make_keys", keys], capture_output=True, text=True)
     assert again.returncode == 2 and "cure: name another directory" in again.stderr

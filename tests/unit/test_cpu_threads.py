@@ -23,19 +23,16 @@ subprocess.run([sys.executable, "-c", "from brigade.train.host import cpu_thread
 THROUGH_A_SHELL = LAUNCHER.replace("[sys.executable", "['sh', '-c', '\"$@\"; true', 'sh', sys.executable")
 
 
-@pytest.mark.parametrize(
-    ("name", "number", "words", "text", "chosen"),
-    [
-        ("torchrun", None, [], LAUNCHER, False),
-        ("torchrun", "1", [], LAUNCHER, True),
-        ("torchrun", "4", [], LAUNCHER, True),
-        ("torchrun", None, [], THROUGH_A_SHELL, False),  # --no_python wrapper.sh
-        ("accelerate", None, ["launch"], LAUNCHER, False),
-        ("accelerate", None, ["launch", "--num_cpu_threads_per_process", "1"], LAUNCHER, True),
-        ("accelerate", None, ["launch", "--num_cpu_threads_per_process=1"], LAUNCHER, True),
-        ("my-own-script", None, [], LAUNCHER, True),  # pytest, a job's script: somebody wrote the 1
-    ],
-)
+@pytest.mark.parametrize("name, number, words, text, chosen", [
+    ("torchrun", None, [], LAUNCHER, False),
+    ("torchrun", "1", [], LAUNCHER, True),
+    ("torchrun", "4", [], LAUNCHER, True),
+    ("torchrun", None, [], THROUGH_A_SHELL, False),  # --no_python wrapper.sh
+    ("accelerate", None, ["launch"], LAUNCHER, False),
+    ("accelerate", None, ["launch", "--num_cpu_threads_per_process", "1"], LAUNCHER, True),
+    ("accelerate", None, ["launch", "--num_cpu_threads_per_process=1"], LAUNCHER, True),
+    ("my-own-script", None, [], LAUNCHER, True),  # pytest, a job's script: somebody wrote the 1
+])  # fmt: skip
 def test_a_launchers_number_is_told_from_a_users(tmp_path, name, number, words, text, chosen):
     (tmp_path / name).write_text(text)
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY)}
@@ -54,15 +51,12 @@ def test_ranks_share_the_cores_that_they_may_use(monkeypatch, cores, ranks, thre
     assert cpu_threads.share(ranks) == threads
 
 
-@pytest.mark.parametrize(
-    ("own", "parents", "threads"),
-    [
-        (16, 16, 2),  # a container with 16 of the host's 128 cores, for all ranks
-        (16, 128, 16),  # srun has given each rank 16 cores
-        (64, 128, 16),  # four ranks are bound to each of two sockets
-        (1, 128, 1),
-    ],
-)
+@pytest.mark.parametrize("own, parents, threads", [
+    (16, 16, 2),  # a container with 16 of the host's 128 cores, for all ranks
+    (16, 128, 16),  # srun has given each rank 16 cores
+    (64, 128, 16),  # four ranks are bound to each of two sockets
+    (1, 128, 1),
+])  # fmt: skip
 def test_a_rank_that_is_bound_to_cores_of_its_own_has_those(monkeypatch, own, parents, threads):
     monkeypatch.setattr(os, "cpu_count", lambda: 128)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(parents if pid else own)))

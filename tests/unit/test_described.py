@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from brigade.errors import UserError
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.job import Job
 from brigade.plan.costs.layer import layer_ops
@@ -19,11 +18,7 @@ from testing.small_configs import EXPERTS, LENGTH, NEOX, OLD, SMALL
 from testing.trace_settings import TraceSettings
 from testing.traced_model import measure
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path))
-    return tmp_path / "digests"
+pytestmark = pytest.mark.usefixtures("digests")
 
 
 DEEPSEEK = {**OLD, "intermediate_size": 96, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8,
@@ -70,17 +65,14 @@ def test_experts_of_an_unknown_architecture():
     assert shape.parameters - shape.active == 2 * 6 * 3 * 64 * 64
 
 
-@pytest.mark.parametrize(
-    "family, values",
-    [
-        ("llama", SMALL),
-        ("qwen3", SMALL),
-        ("gpt2", OLD),
-        ("qwen3_moe", SMALL | EXPERTS),
-        ("gpt_neox", NEOX),
-        ("phi3", SMALL | {"pad_token_id": 0}),
-    ],
-)
+@pytest.mark.parametrize("family, values", [
+    ("llama", SMALL),
+    ("qwen3", SMALL),
+    ("gpt2", OLD),
+    ("qwen3_moe", SMALL | EXPERTS),
+    ("gpt_neox", NEOX),
+    ("phi3", SMALL | {"pad_token_id": 0}),
+])  # fmt: skip
 def test_measured_and_known_shapes_agree(family, values):
     document = {"model_type": family, **values}
     known, seen = shape_of(document, "x"), shape_from_code.shape_from_model(document)
@@ -98,15 +90,11 @@ def test_norms_without_weights_are_described():
     assert described({"model_type": "diffllama"}, "x").family.norms == 2
 
 
-@pytest.mark.parametrize(
-    "family, says",
-    [
-        ("mamba", "linear_attention"),
-        ("rwkv", "RwkvBlock"),
-        ("t5", "has an encoder and a decoder"),
-        ("none", "not known"),
-    ],
-)
-def test_what_cannot_be_described_says_so(family, says):
-    with pytest.raises(UserError, match=says):
-        described({"model_type": family}, "x")
+@pytest.mark.parametrize("family, says", [
+    ("mamba", "linear_attention"),
+    ("rwkv", "RwkvBlock"),
+    ("t5", "has an encoder and a decoder"),
+    ("none", "not known"),
+])  # fmt: skip
+def test_what_cannot_be_described_says_so(family, says, mistake):
+    assert says in mistake(described, {"model_type": family}, "x")

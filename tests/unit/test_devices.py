@@ -64,17 +64,14 @@ def test_gpus_that_torch_does_not_see_are_refused_with_the_reason(host, mistake,
     assert "CUDA_VISIBLE_DEVICES=9" in message and "No CUDA GPUs are available" in message and "580.65.06" in message
 
 
-@pytest.mark.parametrize(
-    "name, value",
-    [
-        ("CUDA_VISIBLE_DEVICES", ""),
-        ("CUDA_VISIBLE_DEVICES", "-1"),
-        ("DS_ACCELERATOR", "cpu"),
-        ("ACCELERATE_USE_CPU", "true"),
-        ("ACCELERATE_USE_CPU", "Yes"),
-        ("ACCELERATE_USE_CPU", "on"),
-    ],
-)
+@pytest.mark.parametrize("name, value", [
+    ("CUDA_VISIBLE_DEVICES", ""),
+    ("CUDA_VISIBLE_DEVICES", "-1"),
+    ("DS_ACCELERATOR", "cpu"),
+    ("ACCELERATE_USE_CPU", "true"),
+    ("ACCELERATE_USE_CPU", "Yes"),
+    ("ACCELERATE_USE_CPU", "on"),
+])  # fmt: skip
 def test_who_asks_for_a_cpu_gets_one(host, monkeypatch, name, value):
     host("535.129.03", "13.0")
     monkeypatch.setenv(name, value)
@@ -177,16 +174,7 @@ def test_plain_train_py_does_not_train_on_the_cpu_in_silence(tmp_path):
         key: value for key, value in os.environ.items() if key not in ("CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR")
     }
     environment |= {"PYTHONPATH": str(STAND_IN), "STAND_IN_NVML": str(tmp_path / "said.yaml")}
-    command = [
-        sys.executable,
-        "train.py",
-        "--output_dir",
-        str(tmp_path / "run"),
-        "--max_steps",
-        "1",
-        "--warmup_steps",
-        "0",
-    ]
+    command = [sys.executable, "train.py", f"--output_dir={tmp_path / 'run'}", "--max_steps=1", "--warmup_steps=0"]
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2, done.stderr
     assert "it has 8 GPUs, and torch" in done.stderr and len(done.stderr.strip().splitlines()) <= 4
@@ -239,14 +227,11 @@ def test_engines_take_the_only_gpu_that_a_rank_sees_and_the_rank_keeps_its_numbe
     assert prepared(3, 4)["LOCAL_RANK"] == "3"
 
 
-@pytest.mark.parametrize(
-    "own, count, says",
-    [
-        (("GPU-a", "GPU-b"), 8, ()),
-        (("GPU-a", "GPU-a"), 8, ("ranks 0, 1 use the same GPU (UUID GPU-a)", "LOCAL_RANK", "--gpus-per-task")),
-        (("GPU-a", "GPU-a"), 1, ("2 ranks on this host, but 1 GPU", "one rank per GPU: --num_gpus, --nproc_per_node")),
-    ],
-)
+@pytest.mark.parametrize("own, count, says", [
+    (("GPU-a", "GPU-b"), 8, ()),
+    (("GPU-a", "GPU-a"), 8, ("ranks 0, 1 use the same GPU (UUID GPU-a)", "LOCAL_RANK", "--gpus-per-task")),
+    (("GPU-a", "GPU-a"), 1, ("2 ranks on this host, but 1 GPU", "one rank per GPU: --num_gpus, --nproc_per_node")),
+])  # fmt: skip
 def test_two_ranks_with_the_same_gpu_are_refused(monkeypatch, capsys, own, count, says):
     """NCCL would say "Duplicate GPU detected" in the first collective. count: what the driver counts; they see one"""
     gpus = [("node1", 0, name) for name in own]
@@ -340,13 +325,10 @@ def test_hosts_without_gpus_have_no_row_of_their_driver():
 
 
 # ---- models that a strategy does not train -------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    "strategy, said",
-    [
-        (Strategy("zero3", "zero3", "flag", {}), "ZeRO-3 gathers them"),
-        (Strategy("fsdp2", "fsdp2", "flag", axes=Axes(sequence=2)), "divide its sequences"),
-    ],
-)
+@pytest.mark.parametrize("strategy, said", [
+    (Strategy("zero3", "zero3", "flag", {}), "ZeRO-3 gathers them"),
+    (Strategy("fsdp2", "fsdp2", "flag", axes=Axes(sequence=2)), "divide its sequences"),
+])  # fmt: skip
 def test_gemma_3n_is_refused_where_it_does_not_train(mistake, strategy, said):
     from transformers import AutoConfig
 

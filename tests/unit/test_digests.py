@@ -11,19 +11,15 @@ from brigade.train.distributed.digests import Comparison, Held, digests, total
 WEIGHT = torch.linspace(-1, 1, 24).view(4, 6)
 
 
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        WEIGHT,
-        WEIGHT.bfloat16(),
-        WEIGHT.half().flatten()[:7],
-        WEIGHT.to(torch.float8_e4m3fn),
-        torch.arange(13, dtype=torch.uint8),  # two weights of 4 bits in each
-        torch.tensor(3.0),
-        torch.tensor([True, False, True]),
-    ],
-    ids=lambda tensor: str(tensor.dtype),
-)
+@pytest.mark.parametrize("tensor", [
+    WEIGHT,
+    WEIGHT.bfloat16(),
+    WEIGHT.half().flatten()[:7],
+    WEIGHT.to(torch.float8_e4m3fn),
+    torch.arange(13, dtype=torch.uint8),  # two weights of 4 bits in each
+    torch.tensor(3.0),
+    torch.tensor([True, False, True]),
+], ids=lambda tensor: str(tensor.dtype))  # fmt: skip
 def test_a_digest_is_of_the_bits_wherever_they_lie(tensor):
     size = tensor.numel()
     behind = torch.cat([tensor.new_zeros(3), tensor.flatten()])[3:].view(

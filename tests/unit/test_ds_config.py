@@ -6,7 +6,6 @@ import json
 import pytest
 from deepspeed.utils.config import get_timers_config
 
-from brigade.errors import UserError
 from brigade.train.strategy import deepspeed_config
 from brigade.train.strategy.ds_keys import key_table
 from testing.strategies import DS_CONFIGS, ZERO3, changed
@@ -34,10 +33,9 @@ def test_each_ds_config_is_what_its_name_says(pick, name):
     "training", [{"bf16": True}, {"fp16": True}, {"max_grad_norm": 0.5}, {"per_device_train_batch_size": 4}]
 )
 @pytest.mark.parametrize("name", DS_CONFIGS)
-def test_each_ds_config_fits_any_recipe(pick, name, training):
+def test_each_ds_config_fits_any_recipe(pick, name, training, mistake):
     if "_pp" in name and "fp16" in training:  # the one pair that does not go together
-        with pytest.raises(UserError, match="fp16's loss scale"):
-            pick("--ds_config", f"ds_configs/{name}", size=4, training=training)
+        assert "fp16's loss scale" in mistake(pick, "--ds_config", f"ds_configs/{name}", size=4, training=training)
         return
     assert pick("--ds_config", f"ds_configs/{name}", size=4, training=training).is_deepspeed
 
@@ -65,22 +63,19 @@ def test_an_unknown_key_suggests_the_nearest(pick_config, mistake, path, right):
 
 
 # What the files of axolotl, LLaVA and older guides say, and what DeepSpeed makes of it.
-@pytest.mark.parametrize(
-    "path, value, is_read_as",
-    [
-        ("max_live_parameters", 0, {"stage3_max_live_parameters": 0}),
-        ("gather_16bit_weights_on_model_save", "true", {"stage3_gather_16bit_weights_on_model_save": True}),
-        ("prefetch_bucket_size", "auto", {"stage3_prefetch_bucket_size": "auto"}),
-        ("stage3_gather_fp16_weights_on_model_save", True, {"stage3_gather_16bit_weights_on_model_save": True}),
-        ("cpu_offload", True, {"offload_optimizer": {"device": "cpu"}}),
-        ("cpu_offload_param", False, {}),
-        ("cpu_offload_use_pin_memory", True, {}),
-        ("offload_param", None, {}),
-        ("sub_group_size", 1e9, {"sub_group_size": 1e9}),
-        ("reduce_bucket_size", "500", {"reduce_bucket_size": 500}),
-        ("overlap_comm", 1, {"overlap_comm": True}),
-    ],
-)
+@pytest.mark.parametrize("path, value, is_read_as", [
+    ("max_live_parameters", 0, {"stage3_max_live_parameters": 0}),
+    ("gather_16bit_weights_on_model_save", "true", {"stage3_gather_16bit_weights_on_model_save": True}),
+    ("prefetch_bucket_size", "auto", {"stage3_prefetch_bucket_size": "auto"}),
+    ("stage3_gather_fp16_weights_on_model_save", True, {"stage3_gather_16bit_weights_on_model_save": True}),
+    ("cpu_offload", True, {"offload_optimizer": {"device": "cpu"}}),
+    ("cpu_offload_param", False, {}),
+    ("cpu_offload_use_pin_memory", True, {}),
+    ("offload_param", None, {}),
+    ("sub_group_size", 1e9, {"sub_group_size": 1e9}),
+    ("reduce_bucket_size", "500", {"reduce_bucket_size": 500}),
+    ("overlap_comm", 1, {"overlap_comm": True}),
+])  # fmt: skip
 def test_every_spelling_is_one_key_and_one_run(pick_config, path, value, is_read_as):
     by_user, by_us = (
         pick_config({"zero_optimization": {"stage": 3} | zero, "bf16": None}) for zero in ({path: value}, is_read_as)
@@ -89,120 +84,99 @@ def test_every_spelling_is_one_key_and_one_run(pick_config, path, value, is_read
     assert json.dumps(by_user.identity()) == json.dumps(by_us.identity())
 
 
-@pytest.mark.parametrize(
-    "zero",
-    [
-        {"max_live_parameters": 1, "stage3_max_live_parameters": 1},
-        {"cpu_offload": True, "offload_optimizer": {"device": "cpu"}},
-    ],
-)
+@pytest.mark.parametrize("zero", [
+    {"max_live_parameters": 1, "stage3_max_live_parameters": 1},
+    {"cpu_offload": True, "offload_optimizer": {"device": "cpu"}},
+])  # fmt: skip
 def test_two_spellings_of_one_key_are_a_mistake(pick_config, mistake, zero):
     place, problem, cure = mistake(pick_config, {"zero_optimization": {"stage": 3} | zero}).splitlines()
-    assert (
-        place.endswith(f"ds.json: zero_optimization.{[*zero][1]}") and "another name" in problem and "keep one" in cure
-    )
+    assert place.endswith(f"ds.json: zero_optimization.{[*zero][1]}") and "another name" in problem
+    assert "keep one" in cure
 
 
-@pytest.mark.parametrize(
-    "path, value, wanted",
-    [
-        ("zero_optimization.overlap_comm", "yes please", "true or false"),
-        ("zero_optimization.reduce_bucket_size", "5e8", "above 0"),
-        ("zero_optimization.reduce_bucket_size", 0, "above 0"),
-        ("zero_optimization.sub_group_size", 1.5, "a whole number"),
-        ("zero_optimization.offload_optimizer.device", "gpu", "none, cpu, nvme"),
-        ("communication_data_type", "fp61", "fp32, fp16, bf16"),
-        ("wall_clock_breakdown", "false", "true or false"),
-        ("steps_per_print", "10", "a number"),
-        ("fp16.loss_scale", -1, "from 0"),
-        ("zero_optimization.stage3_max_live_parameters", None, "a whole number"),
-        ("data_types.grad_accum_dtype", "fp23", "bf16"),
-        ("zero_optimization.cpu_offload", "maybe", "true or false"),
-        ("zero_optimization.offload_optimizer.ratio", 1.5, "up to 1"),
-    ],
-)
+@pytest.mark.parametrize("path, value, wanted", [
+    ("zero_optimization.overlap_comm", "yes please", "true or false"),
+    ("zero_optimization.reduce_bucket_size", "5e8", "above 0"),
+    ("zero_optimization.reduce_bucket_size", 0, "above 0"),
+    ("zero_optimization.sub_group_size", 1.5, "a whole number"),
+    ("zero_optimization.offload_optimizer.device", "gpu", "none, cpu, nvme"),
+    ("communication_data_type", "fp61", "fp32, fp16, bf16"),
+    ("wall_clock_breakdown", "false", "true or false"),
+    ("steps_per_print", "10", "a number"),
+    ("fp16.loss_scale", -1, "from 0"),
+    ("zero_optimization.stage3_max_live_parameters", None, "a whole number"),
+    ("data_types.grad_accum_dtype", "fp23", "bf16"),
+    ("zero_optimization.cpu_offload", "maybe", "true or false"),
+    ("zero_optimization.offload_optimizer.ratio", 1.5, "up to 1"),
+])  # fmt: skip
 def test_a_value_that_deepspeed_would_not_take(pick_config, mistake, path, value, wanted):
     place, problem, cure = mistake(pick_config, changed(path, value)).splitlines()
     assert place.endswith(f"ds.json: {path}") and json.dumps(value) in problem and wanted in problem and "write" in cure
 
 
-@pytest.mark.parametrize(
-    "config, at",
-    [
-        ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "fp16.enabled"),
-        ({"gradient_allreduce_op": "sum"}, "gradient_allreduce_op"),
-        (
-            {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
-            "zero_optimization.offload_optimizer.ratio",
-        ),
-    ],
-)
+@pytest.mark.parametrize("config, at", [
+    ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "fp16.enabled"),
+    ({"gradient_allreduce_op": "sum"}, "gradient_allreduce_op"),
+    ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
+     "zero_optimization.offload_optimizer.ratio"),
+])  # fmt: skip
 def test_values_that_deepspeed_refuses_together(pick_config, mistake, config, at):
     message = mistake(pick_config, ZERO3 | config, training={"bf16": True})
     assert f"ds.json: {at}" in message and "DeepSpeed refuses" in message
 
 
-@pytest.mark.parametrize(
-    "path, value, word",
-    [
-        ("gradient_allreduce_op", "SUM", "mean"),
-        ("zero_optimization.compute_grad_norm", False, "changes the weights"),
-        ("bf16.check_grad_overflow", False, "changes the weights"),
-    ],
-)
+@pytest.mark.parametrize("path, value, word", [
+    ("gradient_allreduce_op", "SUM", "mean"),
+    ("zero_optimization.compute_grad_norm", False, "changes the weights"),
+    ("bf16.check_grad_overflow", False, "changes the weights"),
+])  # fmt: skip
 def test_what_deepspeed_takes_and_a_run_cannot(pick_config, mistake, path, value, word):
     zero2 = {"zero_optimization": {"stage": 2}, "gradient_clipping": "auto"}
     message = mistake(pick_config, changed(path, value, zero2))
     assert f"ds.json: {path}" in message and word in message and "remove the line" in message
 
 
-@pytest.mark.parametrize(
-    "path, value, cure",
-    [
-        ("prescale_gradients", True, "communication_data_type"),
-        ("gradient_predivide_factor", 2.0, "communication_data_type"),
-        ("activation_checkpointing.partition_activations", True, "the recipe's activation_checkpointing: true"),
-        ("activation_checkpointing.number_checkpoints", 4, "the recipe's activation_checkpointing: true"),
-        ("activation_checkpointing.cpu_checkpointing", True, "the recipe's activation_checkpointing: true"),
-        ("compile.deepcompile", True, "the recipe's torch_compile: true"),
-        ("data_efficiency", {"enabled": True, "data_sampling": {"enabled": True}}, "the recipe's data"),
-        ("dataloader_drop_last", True, "once in an epoch"),
-        ("disable_allgather", True, "remove the line"),
-        ("managed_gradient_accumulation", False, "remove the line"),
-        ("seq_parallel_communication_data_type", "bf16", "communication_data_type"),
-        ("data_parallel_size", 2, "remove the line"),
-        ("tensor_parallel", {"autotp_size": 2, "tp": {"tp_size": 2}}, "autotp_size"),
-        ("expert_parallel", {"enabled": True, "autoep_size": 2, "top_k": 4}, "autoep_size"),
-        ("pipeline", {"stages": 2, "partition": "uniform"}, "stages, schedule"),
-        ("weight_quantization.quantized_initialization", {"num_bits": 8}, "load_in_4bit"),
-        ("hybrid_engine.enabled", True, "remove it"),
-        ("autotuning.enabled", True, "brigade plan"),
-        ("inference", {"tensor_parallel": {"tp_size": 2}}, "tensor_parallel.autotp_size"),
-        ("comms_logger.enabled", True, "verbose: true"),
-        ("zero_optimization.save_muon_momentum_buffer_in_memory", True, "muon"),
-    ],
-)
+@pytest.mark.parametrize("path, value, cure", [
+    ("prescale_gradients", True, "communication_data_type"),
+    ("gradient_predivide_factor", 2.0, "communication_data_type"),
+    ("activation_checkpointing.partition_activations", True, "the recipe's activation_checkpointing: true"),
+    ("activation_checkpointing.number_checkpoints", 4, "the recipe's activation_checkpointing: true"),
+    ("activation_checkpointing.cpu_checkpointing", True, "the recipe's activation_checkpointing: true"),
+    ("compile.deepcompile", True, "the recipe's torch_compile: true"),
+    ("data_efficiency", {"enabled": True, "data_sampling": {"enabled": True}}, "the recipe's data"),
+    ("dataloader_drop_last", True, "once in an epoch"),
+    ("disable_allgather", True, "remove the line"),
+    ("managed_gradient_accumulation", False, "remove the line"),
+    ("seq_parallel_communication_data_type", "bf16", "communication_data_type"),
+    ("data_parallel_size", 2, "remove the line"),
+    ("tensor_parallel", {"autotp_size": 2, "tp": {"tp_size": 2}}, "autotp_size"),
+    ("expert_parallel", {"enabled": True, "autoep_size": 2, "top_k": 4}, "autoep_size"),
+    ("pipeline", {"stages": 2, "partition": "uniform"}, "stages, schedule"),
+    ("weight_quantization.quantized_initialization", {"num_bits": 8}, "load_in_4bit"),
+    ("hybrid_engine.enabled", True, "remove it"),
+    ("autotuning.enabled", True, "brigade plan"),
+    ("inference", {"tensor_parallel": {"tp_size": 2}}, "tensor_parallel.autotp_size"),
+    ("comms_logger.enabled", True, "verbose: true"),
+    ("zero_optimization.save_muon_momentum_buffer_in_memory", True, "muon"),
+])  # fmt: skip
 def test_what_nothing_in_a_run_reads_is_refused(pick_config, mistake, path, value, cure):
     place, problem, said = mistake(pick_config, changed(path, value)).splitlines()
     block = path if path.partition(".")[0] in ("zero_optimization", "comms_logger") else path.partition(".")[0]
     assert place.endswith(f"ds.json: {block}") and "nothing in a run reads" in problem and cure in said
 
 
-@pytest.mark.parametrize(
-    "path, value",
-    [
-        ("prescale_gradients", False),
-        ("gradient_predivide_factor", 1),
-        ("activation_checkpointing", {"partition_activations": False, "number_checkpoints": None, "profile": False}),
-        ("data_efficiency", {"enabled": False, "data_sampling": {"anything": {"at": "all"}}}),
-        ("autotuning", {"fast": False}),
-        ("weight_quantization", {"enabled": False, "num_bits": 4}),
-        ("expert_parallel", {"enabled": False, "top_k": 4}),
-        ("comms_logger", {"enabled": True, "verbose": True}),
-        ("comms_logger.prof_all", False),
-        ("compile.deepcompile", False),
-    ],
-)
+@pytest.mark.parametrize("path, value", [
+    ("prescale_gradients", False),
+    ("gradient_predivide_factor", 1),
+    ("activation_checkpointing", {"partition_activations": False, "number_checkpoints": None, "profile": False}),
+    ("data_efficiency", {"enabled": False, "data_sampling": {"anything": {"at": "all"}}}),
+    ("autotuning", {"fast": False}),
+    ("weight_quantization", {"enabled": False, "num_bits": 4}),
+    ("expert_parallel", {"enabled": False, "top_k": 4}),
+    ("comms_logger", {"enabled": True, "verbose": True}),
+    ("comms_logger.prof_all", False),
+    ("compile.deepcompile", False),
+])  # fmt: skip
 def test_defaults_that_are_written_out_and_blocks_that_are_off_are_none(pick_config, path, value):
     assert pick_config(changed(path, value)).kind == "zero3"
 
@@ -222,8 +196,7 @@ def test_a_value_at_odds_with_the_recipe(pick_config, mistake, path, value, key,
 
 
 def test_a_value_at_odds_with_a_flag_names_the_flag(pick, mistake, write_json):
-    message = mistake(pick, "--ds_config", write_json(changed("bf16.enabled", False)), "--bf16")
-    assert "flag --bf16" in message
+    assert "flag --bf16" in mistake(pick, "--ds_config", write_json(changed("bf16.enabled", False)), "--bf16")
 
 
 @pytest.mark.parametrize("path, value, training", [
@@ -237,12 +210,8 @@ def test_a_value_that_agrees_with_the_recipe_is_no_mistake(pick_config, path, va
 
 def test_accumulation_is_never_fixed(pick_config, mistake):
     message = mistake(pick_config, changed("gradient_accumulation_steps", 4))
-    assert (
-        "gradient_accumulation_steps" in message
-        and "4" in message
-        and "global_batch_size" in message
-        and "auto" in message
-    )
+    assert "gradient_accumulation_steps" in message and "4" in message and "global_batch_size" in message
+    assert "auto" in message
 
 
 @pytest.mark.parametrize("block, content, named", [
@@ -293,27 +262,24 @@ def test_what_deepspeed_writes_stays_in_the_output_directory(pick_config, mistak
 
 def test_writers_of_deepspeed_get_a_place_in_the_output_directory(tmp_path):
     writers = {"tensorboard": {"enabled": True}, "csv_monitor": {"enabled": True, "output_path": "csv"}}
-    config = {
-        "zero_optimization": {"stage": 2},
-        "flops_profiler": {"enabled": True, "output_file": "flops.txt"},
-        **writers,
-    }
-    filled = deepspeed_config.fill(config, 2, tmp_path, "adamw_torch", output=tmp_path)
+
+    def fill(**blocks):
+        return deepspeed_config.fill(
+            {"zero_optimization": {"stage": 2}} | blocks, 2, tmp_path, "adamw_torch", output=tmp_path
+        )
+
+    filled = fill(flops_profiler={"enabled": True, "output_file": "flops.txt"}, **writers)
     places = [filled["flops_profiler"]["output_file"], *(filled[writer]["output_path"] for writer in writers)]
     assert places == [str(tmp_path / "flops.txt"), str(tmp_path), str(tmp_path / "csv")]
     for silent in ({"flops_profiler": {"enabled": True}}, {"tensorboard": {"enabled": False, "output_path": "x"}}):
-        filled = deepspeed_config.fill(
-            {"zero_optimization": {"stage": 2}, **silent}, 2, tmp_path, "adamw_torch", output=tmp_path
-        )
+        filled = fill(**silent)
         assert {name: filled[name] for name in silent} == silent
 
 
 def test_deepspeed_imports_no_module_of_a_strangers(pick_config, mistake):
     key = "torch_autocast.lower_precision_safe_modules"
-    assert (
-        "'os.path'" in (said := mistake(pick_config, changed(key, ["torch.nn.Linear", "os.path"]))) or "os.path" in said
-    )
-    assert f"ds.json: {key}" in said and "transformers" in said
+    said = mistake(pick_config, changed(key, ["torch.nn.Linear", "os.path"]))
+    assert "os.path" in said and f"ds.json: {key}" in said and "transformers" in said
 
 
 @pytest.mark.parametrize("text, said", [

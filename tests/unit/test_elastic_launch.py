@@ -51,16 +51,13 @@ def test_a_run_keeps_its_one_output_directory_from_its_replicas():
     assert list(without_output(words)) == ["--max_steps", "3", "--seed", "1"]
 
 
-@pytest.mark.parametrize(
-    ("asked", "all_stop"),
-    [
-        ([("", 0), ("SIGTERM to rank 0", 15), ("", 0)], False),
-        ([("SIGTERM to rank 0", 15), ("SIGTERM to rank 0", 15), ("", 0)], True),
-        ([("the file stop", 0), ("", 0), ("", 0)], True),
-        ([("", 0), ("", 0), ("Ctrl-C", 2)], True),
-        ([("SIGTERM to rank 0", 15), ("", 0)], False),
-    ],
-)
+@pytest.mark.parametrize("asked, all_stop", [
+    ([("", 0), ("SIGTERM to rank 0", 15), ("", 0)], False),
+    ([("SIGTERM to rank 0", 15), ("SIGTERM to rank 0", 15), ("", 0)], True),
+    ([("the file stop", 0), ("", 0), ("", 0)], True),
+    ([("", 0), ("", 0), ("Ctrl-C", 2)], True),
+    ([("SIGTERM to rank 0", 15), ("", 0)], False),
+])  # fmt: skip
 def test_a_stop_of_one_replica_by_its_own_launch_is_not_the_others(asked, all_stop):
     """A launch whose torchrun was killed ends its rank by SIGTERM; three such ends once stopped a whole run."""
     from brigade.train.local.elastic_steps import ElasticSteps
@@ -75,19 +72,16 @@ STOP = object()  # whoever writes the file `stop` does so while this attempt sta
 LOST, MISTAKE, TRAINED = 1, 2, "step 1/9\n"
 
 
-@pytest.mark.parametrize(
-    ("attempts", "code", "told"),
-    [
-        ([[MISTAKE], [MISTAKE]], 2, "no replica can begin"),
-        ([[LOST, 0], [LOST, 0]], 0, "attempt 2 of 4"),
-        ([[MISTAKE, 0], [LOST, 0]], 0, "ended with exit code 2; attempt 2 of 4"),
-        ([[(MISTAKE, TRAINED), 0], [(MISTAKE, TRAINED), 0]], 0, "ended with exit code 2; attempt 2 of 4"),
-        ([[(75, TRAINED)], [(75, TRAINED)]], 75, "all replicas were asked to stop"),
-        ([[(LOST, TRAINED), (MISTAKE, STOP)], [143]], 75, "all replicas were asked to stop"),
-        ([[(LOST, TRAINED)], [(MISTAKE, STOP)]], 75, "all replicas were asked to stop"),
-        ([[MISTAKE], [MISTAKE]], 2, "all replicas were asked to stop"),  # the file was there before
-    ],
-)
+@pytest.mark.parametrize("attempts, code, told", [
+    ([[MISTAKE], [MISTAKE]], 2, "no replica can begin"),
+    ([[LOST, 0], [LOST, 0]], 0, "attempt 2 of 4"),
+    ([[MISTAKE, 0], [LOST, 0]], 0, "ended with exit code 2; attempt 2 of 4"),
+    ([[(MISTAKE, TRAINED), 0], [(MISTAKE, TRAINED), 0]], 0, "ended with exit code 2; attempt 2 of 4"),
+    ([[(75, TRAINED)], [(75, TRAINED)]], 75, "all replicas were asked to stop"),
+    ([[(LOST, TRAINED), (MISTAKE, STOP)], [143]], 75, "all replicas were asked to stop"),
+    ([[(LOST, TRAINED)], [(MISTAKE, STOP)]], 75, "all replicas were asked to stop"),
+    ([[MISTAKE], [MISTAKE]], 2, "all replicas were asked to stop"),  # the file was there before
+])  # fmt: skip
 def test_exit_codes_of_replicas_and_a_file_stop_are_told_apart(tmp_path, monkeypatch, attempts, code, told):
     """Replicas that had all trained once ended the run by `no replica can begin`, and a stop between two attempts was 143."""
     job = SimpleNamespace(hosts={"node1": 1, "node2": 1}, output_dir=tmp_path / "run", recipe=RECIPE)

@@ -40,13 +40,10 @@ def job(shape=LLAMA, axes=None, ranks=16, **options) -> Job:
 
 # ---- states ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("shape", [LLAMA, TIED, MOE], ids=lambda shape: shape.name)
-@pytest.mark.parametrize(
-    "axes",
-    [
-        *(Axes(stages=4), Axes(tensor=4), Axes(tensor=2, stages=4), Axes(experts=8), Axes(sequence=8)),
-        *(Axes(tensor=2, experts=8), Axes(stages=4, experts=2), Axes(tensor=2, stages=2, experts=4)),
-    ],
-)
+@pytest.mark.parametrize("axes", [
+    *(Axes(stages=4), Axes(tensor=4), Axes(tensor=2, stages=4), Axes(experts=8), Axes(sequence=8)),
+    *(Axes(tensor=2, experts=8), Axes(stages=4, experts=2), Axes(tensor=2, stages=2, experts=4)),
+])  # fmt: skip
 def test_parameters_over_all_ranks_are_the_model_and_what_is_whole_on_several(shape, axes):
     if axes.experts > 1 and not shape.experts:
         axes = replace(axes, experts=1)
@@ -156,9 +153,8 @@ def test_the_bubble_is_what_a_run_tells_and_was_measured(schedule, stages_, micr
 def test_a_rank_with_several_stages_has_its_turns_of_them():
     of = job(axes=Axes(stages=4, virtual=2))
     chunks = division(job(axes=Axes(stages=8))).layers
-    assert division(of).layers == [chunks[rank] + chunks[rank + 4] for rank in range(4)] and of.axes == Axes(
-        stages=4, virtual=2
-    )
+    assert division(of).layers == [chunks[rank] + chunks[rank + 4] for rank in range(4)]
+    assert of.axes == Axes(stages=4, virtual=2)
     assert of.order.bubble == 1 and of.schedule == "interleaved1f1b"
 
 
@@ -218,14 +214,11 @@ def test_a_tensor_group_sends_each_token_to_its_experts_once_and_gathers_what_co
     assert more == pytest.approx(2 * MOE.moe_layers * one, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    "axes, engine, stage",
-    [
-        *((Axes(experts=size), "fsdp2", 3) for size in (1, 2, 8)),
-        (Axes(tensor=4, experts=8), "fsdp2", 3),
-        (Axes(stages=2, experts=8), "stages", 1),
-    ],
-)
+@pytest.mark.parametrize("axes, engine, stage", [
+    *((Axes(experts=size), "fsdp2", 3) for size in (1, 2, 8)),
+    (Axes(tensor=4, experts=8), "fsdp2", 3),
+    (Axes(stages=2, experts=8), "stages", 1),
+])  # fmt: skip
 def test_a_slow_network_takes_as_long_as_what_nodes_send_each_other(axes, engine, stage):
     """Over 32 ranks on four nodes: the bytes of docs/evidence/communication.md's formulas. Ranks with the same experts lie on
     different nodes, and their rings share a node's cards."""

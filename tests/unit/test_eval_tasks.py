@@ -55,14 +55,13 @@ def test_a_flag_that_would_not_be_read_is_refused(words, flag, tmp_path, capsys)
     assert f"flag --{flag}" in capsys.readouterr().err
 
 
-def test_a_task_file_is_taken_from_the_command_line_but_not_from_a_file_that_may_be_a_strangers(tmp_path):
+def test_a_task_file_is_taken_from_the_command_line_but_not_from_a_file_that_may_be_a_strangers(tmp_path, mistake):
     text = (REPOSITORY / "recipes/tiny/full.yaml").read_text()
     recipe = tmp_path / "full.yaml"
     recipe.write_text(f"{text}\n  eval_tasks: [./theirs.yaml]\n")  # its last section is training
     settings = flags.load(["--recipe", str(recipe)])
     assert settings.recipe.training.eval_tasks == ["./theirs.yaml"]
-    with pytest.raises(UserError, match="can run Python code"):
-        check_code(settings)
+    assert "can run Python code" in mistake(check_code, settings)
     check_code(flags.load(["--recipe", str(recipe), "--eval_tasks", "./theirs.yaml"]))
     check_code(flags.load(["--recipe", str(recipe), "--eval_tasks", "hellaswag,arc_easy"]))
 

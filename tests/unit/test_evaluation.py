@@ -22,17 +22,14 @@ def settings(*words):
     return flags.load(["--eval_steps", "10", "--save_steps", "20", *words])
 
 
-@pytest.mark.parametrize(
-    "loss, recorded, half, same",
-    [
-        (0.017351, 0.016999, True, True),  # of the demo's model: 2.1 %, and no more than rounding
-        (0.017351, 0.016999, False, False),
-        (0.0190, 0.0170, True, False),
-        (2.53, 2.50, True, True),
-        (2.56, 2.50, True, False),
-        (2.5003, 2.5, False, False),
-    ],
-)
+@pytest.mark.parametrize("loss, recorded, half, same", [
+    (0.017351, 0.016999, True, True),  # of the demo's model: 2.1 %, and no more than rounding
+    (0.017351, 0.016999, False, False),
+    (0.0190, 0.0170, True, False),
+    (2.53, 2.50, True, True),
+    (2.56, 2.50, True, False),
+    (2.5003, 2.5, False, False),
+])  # fmt: skip
 def test_the_loss_of_a_saved_model_is_the_runs_but_for_rounding(loss, recorded, half, same):
     assert evaluation.agree(loss, recorded, half) is same
 
@@ -147,19 +144,12 @@ def test_a_best_loss_of_other_samples_is_forgotten(logged, evaluated, capsys):
     assert f"of {evaluated} samples from here on, and were of {same}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "place", "problem"),
-    [
-        (["--load_best_model_at_end", "--save_steps", "15"], "flag --save_steps", "save_steps 15 .* eval_steps 10"),
-        (["--early_stopping_patience", "2", "--save_steps", "5"], "flag --save_steps", "save_steps 5 .* eval_steps 10"),
-        (
-            ["--early_stopping_patience", "2", "--eval_steps", "null"],
-            "flag --early_stopping_patience",
-            "eval_steps is null",
-        ),
-        (["--load_best_model_at_end", "--save_steps", "null"], "flag --load_best_model_at_end", "save_steps is null"),
-    ],
-)
+@pytest.mark.parametrize("words, place, problem", [
+    (["--load_best_model_at_end", "--save_steps", "15"], "flag --save_steps", "save_steps 15 .* eval_steps 10"),
+    (["--early_stopping_patience", "2", "--save_steps", "5"], "flag --save_steps", "save_steps 5 .* eval_steps 10"),
+    (["--early_stopping_patience", "2", "--eval_steps", "null"], "flag --early_stopping_patience", "eval_steps is null"),
+    (["--load_best_model_at_end", "--save_steps", "null"], "flag --load_best_model_at_end", "save_steps is null"),
+])  # fmt: skip
 def test_checkpoints_and_evaluations_must_meet(words, place, problem):
     with pytest.raises(UserError, match=problem) as caught:
         best_checkpoint.check(settings(*words))

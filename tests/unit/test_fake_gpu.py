@@ -14,18 +14,18 @@ from testing.fake_gpu.build import SOURCES, _compile
 from testing.ranks import REPOSITORY
 
 
-def start(*arguments: object) -> subprocess.Popen[str]:
+@pytest.fixture(scope="module")
+def outputs():
+    """What the two processes of testing/fake_gpu_proof.py print: each start imports torch."""
     # Some programs ask first whether torch is there.
     code = "import importlib.util, runpy; importlib.util.find_spec('torch'); runpy._run_module_as_main('testing.fake_gpu_proof')"
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.Popen(
-        command,
-        cwd=REPOSITORY,
-        env=os.environ | fake_gpu.environment(2, "t4"),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    environment = os.environ | fake_gpu.environment(2, "t4")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = [str(free.getsockname()[1]) for free in (one, other)]
+    commands = [[sys.executable, "-c", code, rank, *ports] for rank in "01"]
+    ranks = [subprocess.Popen(command, cwd=REPOSITORY, env=environment, **pipes) for command in commands]
+    return [process.communicate()[0] for process in ranks]
 
 
 def test_another_checkout_does_not_compile_the_device_again(tmp_path, monkeypatch):
@@ -42,15 +42,12 @@ def test_another_checkout_does_not_compile_the_device_again(tmp_path, monkeypatc
     assert found[0] == found[1] and len(begun) == len(SOURCES)
 
 
-def test_operators_run_on_one_device_and_waits_are_counted():
-    said = (process := start()).communicate()[0]
-    assert process.returncode == 0, said
+def test_operators_run_on_one_device_and_waits_are_counted(outputs):
+    assert "operators and attention hold" in outputs[0], outputs[0]
 
 
 @pytest.mark.parametrize("devices, said", [((0, 1), "[3.0, 3.0, 3.0]"), ((0, 0), "Duplicate GPU detected")])
-def test_nccl_takes_device_tensors_of_different_gpus(devices, said):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    ranks = [start(port, rank, device) for rank, device in enumerate(devices)]
-    outputs = [process.communicate()[0] for process in ranks]
-    assert all(said in output for output in outputs), outputs
+def test_nccl_takes_device_tensors_of_different_gpus(outputs, devices, said):
+    for output in outputs:
+        (line,) = (line for line in output.splitlines() if line.startswith(f"devices {devices}:"))
+        assert said in line, output

@@ -18,16 +18,17 @@ def _nothing(*_, **__):
     pass
 
 
+def two_hosts():
+    always = {"slots": 1, "open": False, "stopped": False, "patience": 60.0, "tell": _nothing}
+    return [SimpleNamespace(host=f"node{n}", ranks=range(n, n + 1), **always) for n in (0, 1)]
+
+
 @pytest.fixture
 def judge(monkeypatch):
     """A judge of two hosts with a rank each, on a clock that the test moves."""
     monkeypatch.setattr(judging.Clock, "now", lambda _: NOW[0])
-    hosts = [
-        SimpleNamespace(host=f"node{n}", ranks=range(n, n + 1), slots=1, tell=_nothing, stopped=False, patience=60.0)
-        for n in (0, 1)
-    ]
     said = []
-    return Judge(hosts, "torchrun", 5.0, SimpleNamespace(set=_nothing, say=said.append, said=said))
+    return Judge(two_hosts(), "torchrun", 5.0, SimpleNamespace(set=_nothing, say=said.append, said=said))
 
 
 def test_late_is_who_is_later_than_the_first_rank(judge):
@@ -271,12 +272,7 @@ def test_a_launch_that_stood_still_itself_blames_no_host(monkeypatch, name):
     clocks = {"monotonic": 1000.0, "boot": 1000.0}
     monkeypatch.setattr(hearing.time, "monotonic", lambda: clocks["monotonic"])
     monkeypatch.setattr(hearing.time, "clock_gettime", lambda _: clocks["boot"])
-    hosts = [
-        SimpleNamespace(
-            host=f"node{n}", ranks=range(n, n + 1), slots=1, open=False, stopped=False, patience=60.0, tell=_nothing
-        )
-        for n in (0, 1)
-    ]
+    hosts = two_hosts()
     judge = Judge(hosts, "torchrun", 5.0, SimpleNamespace(set=_nothing, say=_nothing))
     judge.on_rank(hosts[0], 0, pid=1)
     judge.on_rank(hosts[0], 0, stage="waiting")

@@ -23,6 +23,12 @@ ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "brigade/train/recipe"
 
 
+@pytest.fixture
+def refused(write_recipe, mistake):
+    """refused(text): what is said of a recipe with this text."""
+    return lambda text: mistake(flags.load, ["--recipe", str(write_recipe(text))])
+
+
 @pytest.mark.parametrize("section, wrong, right", [
     ("training", "learning_rat", "learning_rate"), ("training", "max_step", "max_steps"),
     ("training", "global_batchsize", "global_batch_size"), ("model", "model_name_or", "model_name_or_path"),
@@ -39,12 +45,11 @@ def test_an_unknown_key_suggests_the_nearest(load, mistake, section, wrong, righ
     ("no", "YAML reads no, off and false as false"), ("on", 'as "yes": YAML reads yes, on'), ("2024", '"2024"'),
     ("2024-05-01", 'quote it: "2024-05-01"'),
 ])  # fmt: skip
-def test_a_word_that_yaml_takes_for_something_else(write_recipe, mistake, written, reads):
-    text = f"data:\n  dataset_config_name: {written}\n"
-    message = mistake(flags.load, ["--recipe", str(write_recipe(text + "model: {model_name_or_path: m}\n"))])
+def test_a_word_that_yaml_takes_for_something_else(refused, written, reads):
+    model = "model: {model_name_or_path: m}\n"
+    message = refused(f"data:\n  dataset_config_name: {written}\n{model}")
     assert "data.dataset_config_name" in message and "quote it" in message and reads in message.splitlines()[-1]
-    text = f"data:\n  columns: {{text: {written}}}\n"
-    assert reads in mistake(flags.load, ["--recipe", str(write_recipe(text + "model: {model_name_or_path: m}\n"))])
+    assert reads in refused(f"data:\n  columns: {{text: {written}}}\n{model}")
 
 
 @pytest.mark.parametrize("key, said", [
@@ -57,11 +62,8 @@ def test_a_name_that_shares_letters_only_is_not_suggested(load, mistake, key, sa
 
 
 def test_a_column_is_named_once(load, mistake):
-    for columns in (
-        {"prompt": "q", "completion": "q"},
-        {"prompt": "q", "ignore": ["x", "q"]},
-        {"text": "q", "ignore": "q"},
-    ):
+    for other in ({"completion": "q"}, {"ignore": ["x", "q"]}, {"ignore": "q"}):
+        columns = {"prompt": "q"} | other
         message = mistake(load, data={"columns": columns})
         assert "data.columns" in message and "'q' stands for two" in message
     load(data={"columns": {"prompt": "q", "completion": "a", "ignore": ["x", "x"]}})
@@ -75,15 +77,10 @@ def test_a_key_in_the_wrong_section_is_told_its_home(load, mistake, key, wrong, 
     assert f"{wrong}.{key}" in message and f"under {home}:" in message.splitlines()[-1]
 
 
-def test_a_key_outside_all_sections_is_told_its_home(write_recipe, mistake):
-    path = write_recipe(write_recipe().read_text() + "learning_rate: 1\n")
-    message = mistake(flags.load, ["--recipe", str(path)])
+def test_a_key_outside_all_sections_is_told_its_home_and_an_unknown_section_the_nearest(write_recipe, refused):
+    message = refused(write_recipe().read_text() + "learning_rate: 1\n")
     assert "learning_rate" in message and "under training:" in message
-
-
-def test_an_unknown_section_suggests_the_nearest(write_recipe, mistake):
-    path = write_recipe(write_recipe().read_text().replace("training:", "trainin:"))
-    assert "'training'" in mistake(flags.load, ["--recipe", str(path)]).splitlines()[-1]
+    assert "'training'" in refused(write_recipe().read_text().replace("training:", "trainin:")).splitlines()[-1]
 
 
 def test_names_of_other_tools_get_advice(load, mistake):
@@ -126,16 +123,8 @@ def test_every_argument_of_transformers_is_a_key_or_has_advice():
 
 def test_advice_names_keys_that_exist():
     # The names that an advice tells people to set, so that a renamed key does not leave it behind.
-    known = {
-        *SECTION_OF,
-        *ONLY_FLAGS,
-        "cosine_with_min_lr",
-        "min_lr",
-        "min_lr_rate",
-        "nproc_per_node",
-        "num_gpus",
-        "master_port",
-    }
+    known = {*SECTION_OF, *ONLY_FLAGS, "cosine_with_min_lr", "min_lr", "min_lr_rate"}
+    known |= {"nproc_per_node", "num_gpus", "master_port"}  # of launchers
     for old, advice in OTHER_NAMES.items():
         named = set(re.findall(r"[a-z0-9]+(?:_[a-z0-9]+)+", advice)) - {"accelerate_configs", "fsdp2_1x2", "ds_configs"}
         assert named <= known, old
@@ -168,11 +157,10 @@ def test_a_long_value_is_cut(load, mistake):
     assert "xxx" in message and len(message) < 1000
 
 
-def test_a_missing_key_is_named(load, write_recipe, mistake):
-    path = write_recipe("model: {model_name_or_path: m}\ndata: {train_file: d}\ntraining: {max_steps: 3}\n")
-    assert "training.global_batch_size" in mistake(flags.load, ["--recipe", str(path)])
-    path = write_recipe("model: {model_name_or_path: m}\ntraining: {global_batch_size: 3}\n")
-    message = mistake(flags.load, ["--recipe", str(path)])
+def test_a_missing_key_is_named(refused):
+    text = "model: {model_name_or_path: m}\ndata: {train_file: d}\ntraining: {max_steps: 3}\n"
+    assert "training.global_batch_size" in refused(text)
+    message = refused("model: {model_name_or_path: m}\ntraining: {global_batch_size: 3}\n")
     assert "data" in message and "missing" in message
 
 
@@ -190,6 +178,7 @@ def test_a_yaml_error_names_its_line(write_recipe, mistake, text, line):
     ("- a\n- b\n", "a list"), ("just words\n", "a single value"), ("", "empty"), ("42\n", "a single value"),
     ("model: {model_name_or_path: m}\ndata:\n", "data\n  it is empty"),
     ("model: {model_name_or_path: null}\ndata: {}\n", "null is not a string"),
+    ("model: {revision: 2024-13-45}\n", "month must be in 1..12"),
 ])  # fmt: skip
 def test_a_file_or_a_section_that_holds_nothing_of_ours(write_recipe, mistake, text, said):
     path = write_recipe(text)
@@ -208,11 +197,6 @@ def test_a_key_that_stands_twice_is_refused(write_recipe, mistake, text, line, w
     assert message.startswith(f"error: {path}, line {line}\n") and all(word in message for word in words)
 
 
-def test_a_date_that_is_none(write_recipe, mistake):
-    path = write_recipe("model: {revision: 2024-13-45}\n")
-    assert str(path) in mistake(flags.load, ["--recipe", str(path)])
-
-
 @pytest.mark.parametrize("words, said", [
     (["--recipe", "recipes/tiny"], "full.yaml"), (["--recipe", "recipes/nowhere.yaml"], "'recipes/nowhere.yaml'"),
     (["--recipe", "recipes/nowhere.yaml"], str(ROOT)), (["--recipe", "docs"], "a directory"),
@@ -229,9 +213,8 @@ def test_words_that_lead_nowhere(mistake, words, said):
 
 
 def test_flags_are_not_abbreviated(load, mistake):
-    assert "'learning_rate'" in mistake(load, "--learning", "1e-5") or "there is no such flag" in mistake(
-        load, "--learning", "1"
-    )
+    message = mistake(load, "--learning", "1e-5")
+    assert "'learning_rate'" in message or "there is no such flag" in message
 
 
 # ---- anything at all ---------------------------------------------------------------------------------------------
@@ -277,17 +260,12 @@ def test_any_document_is_a_recipe_or_a_users_mistake(folder, document):
     load_or_told(["--recipe", str(path)])
 
 
-@given(
-    st.fixed_dictionaries(
-        {"model": st.just({"model_name_or_path": "m"}), "data": st.just({"train_file": "f"})},
-        optional={
-            "training": st.fixed_dictionaries(
-                {"global_batch_size": st.integers(1, 64)},
-                optional={key: values for key in SECTIONS["training"].model_fields if key != "global_batch_size"},
-            )
-        },
-    )
-)
+ALWAYS = {"model": st.just({"model_name_or_path": "m"}), "data": st.just({"train_file": "f"})}
+SIZE = {"global_batch_size": st.integers(1, 64)}
+TRAINING = {key: values for key in SECTIONS["training"].model_fields if key not in SIZE}
+
+
+@given(st.fixed_dictionaries(ALWAYS, optional={"training": st.fixed_dictionaries(SIZE, optional=TRAINING)}))
 def test_any_values_of_known_keys(folder, document):
     path = folder / "values.yaml"
     path.write_text(yaml.safe_dump(document))
@@ -302,15 +280,11 @@ def test_any_file_is_a_recipe_or_a_users_mistake(folder, content):
 
 
 words = st.sampled_from(
-    [f"--{key}" for key in SECTION_OF] + ["--fresh", "--local_rank=1", "--output_dir", "--lr", "-h1"]
+    [*(f"--{key}" for key in SECTION_OF), "--fresh", "--local_rank=1", "--output_dir", "--lr", "-h1"]
 )
+pairs = st.tuples(words, scalars.map(str) | values.map(str)).map(list)
 
 
-@given(
-    st.lists(
-        st.tuples(words, scalars.map(str) | values.map(str)).map(list) | st.text(max_size=8).map(lambda w: [w]),
-        max_size=4,
-    )
-)
+@given(st.lists(pairs | st.text(max_size=8).map(lambda word: [word]), max_size=4))
 def test_any_command_line_is_taken_or_a_users_mistake(argv):
     load_or_told([word for pair in argv for word in pair if word not in ("-h", "--help")])

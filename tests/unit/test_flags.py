@@ -150,25 +150,11 @@ NUMBERS = {
     "prepare": {}, "lint": {}, "attach": {}, "status": {}, "check": {}, "report": {}, "top": {"every": "0.1"},
 }  # fmt: skip
 ZERO_IS_ONE = {
-    "lora_dropout",
-    "trainable_token_indices",
-    "warmup_steps",
-    "weight_decay",
-    "max_grad_norm",
-    "router_aux_loss_coef",
-    "router_bias_update_rate",
-    "label_smoothing",
-    "label_smoothing_factor",
-    "z_loss_coef",
-    "simpo_gamma",
-    "adam_beta1",
-    "adam_beta2",
-    "seed",
-    "eval_answers",
-    "dataloader_num_workers",
-    "hang_timeout",
+    "lora_dropout", "trainable_token_indices", "warmup_steps", "weight_decay", "max_grad_norm",
+    "router_aux_loss_coef", "router_bias_update_rate", "label_smoothing", "label_smoothing_factor", "z_loss_coef",
+    "simpo_gamma", "adam_beta1", "adam_beta2", "seed", "eval_answers", "dataloader_num_workers", "hang_timeout",
     "outer_momentum",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -218,17 +204,14 @@ def test_the_last_of_two_equal_flags_wins(load):
     assert load("--max_steps", "3", "--max_steps", "4").recipe.training.max_steps == 4
 
 
-@pytest.mark.parametrize(
-    "words, training, said",
-    [
-        (("--num_train_epochs", "3", "--max_steps", "4"), {}, "--num_train_epochs 3 has no effect: --max_steps 4"),
-        ((), {"num_train_epochs": 2, "max_steps": 4}, "the recipe's num_train_epochs 2 has no effect"),
-        (("--max_steps", "4"), {"num_train_epochs": 2}, "the recipe's num_train_epochs 2 has no effect: --max_steps 4"),
-        ((), {"num_train_epochs": 1, "max_steps": 4}, ""),  # the default, which run.yaml writes out
-        (("--num_train_epochs", "3", "--max_steps", "-1"), {"max_steps": 4}, "--max_steps -1 (the recipe says 4)"),
-        (("--num_train_epochs", "3"), {}, ""),
-    ],
-)
+@pytest.mark.parametrize("words, training, said", [
+    (("--num_train_epochs", "3", "--max_steps", "4"), {}, "--num_train_epochs 3 has no effect: --max_steps 4"),
+    ((), {"num_train_epochs": 2, "max_steps": 4}, "the recipe's num_train_epochs 2 has no effect"),
+    (("--max_steps", "4"), {"num_train_epochs": 2}, "the recipe's num_train_epochs 2 has no effect: --max_steps 4"),
+    ((), {"num_train_epochs": 1, "max_steps": 4}, ""),  # the default, which run.yaml writes out
+    (("--num_train_epochs", "3", "--max_steps", "-1"), {"max_steps": 4}, "--max_steps -1 (the recipe says 4)"),
+    (("--num_train_epochs", "3"), {}, ""),
+])  # fmt: skip
 def test_epochs_beside_steps_are_said_to_have_no_effect(load, words, training, said):
     assert said in "\n".join(load(*words, training=training).overridden)
     assert said or not load(*words, training=training).overridden

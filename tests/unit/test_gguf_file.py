@@ -42,23 +42,20 @@ STRING, ARRAY = 8, 9
 NESTED = b"".join(struct.pack("<IQ", ARRAY, 1) for _ in range(10_000))
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"GGUF",
-        b"no GGUF file at all" * 100,
-        gguf(version=99),
-        gguf(keys=2**60),
-        gguf(tensors=2**60),
-        gguf(keys=1, rest=struct.pack("<Q", 2**63)),
-        gguf(keys=1, rest=key(b"general.architecture", STRING, struct.pack("<Q", 2**62) + b"llama")),
-        gguf(keys=1, rest=key(b"x", ARRAY, struct.pack("<IQ", STRING, 2**62))),
-        gguf(keys=1, rest=key(b"x", ARRAY, NESTED)),
-        gguf(keys=1, rest=key(b"x", 77, b"")),
-        gguf(keys=1, rest=key(b"general.architecture", STRING, struct.pack("<Q", 5) + b"llama")),
-    ],
-)
+@pytest.mark.parametrize("content", [
+    b"",
+    b"GGUF",
+    b"no GGUF file at all" * 100,
+    gguf(version=99),
+    gguf(keys=2**60),
+    gguf(tensors=2**60),
+    gguf(keys=1, rest=struct.pack("<Q", 2**63)),
+    gguf(keys=1, rest=key(b"general.architecture", STRING, struct.pack("<Q", 2**62) + b"llama")),
+    gguf(keys=1, rest=key(b"x", ARRAY, struct.pack("<IQ", STRING, 2**62))),
+    gguf(keys=1, rest=key(b"x", ARRAY, NESTED)),
+    gguf(keys=1, rest=key(b"x", 77, b"")),
+    gguf(keys=1, rest=key(b"general.architecture", STRING, struct.pack("<Q", 5) + b"llama")),
+])  # fmt: skip
 def test_a_file_that_is_no_gguf_leaves_nothing_behind(tmp_path, monkeypatch, content):
     monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
     (tmp_path / "model.gguf").write_bytes(content)

@@ -81,16 +81,13 @@ def test_one_file_to_send_has_all_logs_and_no_model_and_is_named_last(tmp_path, 
     assert names == {"report.json", "report.md", *logs}
 
 
-@pytest.mark.parametrize(
-    ("card", "options"),
-    [
-        (15.6, {"0.6b": "- least", "1.7b": "- least", "8b": "- -"}),  # RTX 5060 Ti, T4
-        (23.5, {"0.6b": "least least", "1.7b": "- least", "8b": "- -"}),  # RTX 4090
-        (31.3, {"0.6b": "least least", "1.7b": "- least", "8b": "- least"}),  # RTX 5090
-        (79.2, {"0.6b": "base base", "1.7b": "base base", "8b": "- base"}),  # H100
-        (139.8, {"0.6b": "base base", "1.7b": "base base", "8b": "base base"}),  # H200
-    ],
-)
+@pytest.mark.parametrize("card, options", [
+    (15.6, {"0.6b": "- least", "1.7b": "- least", "8b": "- -"}),  # RTX 5060 Ti, T4
+    (23.5, {"0.6b": "least least", "1.7b": "- least", "8b": "- -"}),  # RTX 4090
+    (31.3, {"0.6b": "least least", "1.7b": "- least", "8b": "- least"}),  # RTX 5090
+    (79.2, {"0.6b": "base base", "1.7b": "base base", "8b": "- base"}),  # H100
+    (139.8, {"0.6b": "base base", "1.7b": "base base", "8b": "base base"}),  # H200
+])  # fmt: skip
 def test_a_shape_that_the_plan_has_no_room_for_on_this_card_is_not_run(monkeypatch, card, options):
     properties = SimpleNamespace(total_memory=card * 2**30)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: properties)

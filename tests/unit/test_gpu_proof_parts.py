@@ -58,29 +58,23 @@ def test_a_part_ends_by_itself_before_it_is_stopped_however_long_its_imports_tak
     assert 0 < seconds < 50 - parts.ENDING and parts.ENDING > 2 * parts.GRACE
 
 
-@pytest.mark.parametrize(
-    ("names", "minutes", "limits"),
-    [
-        ([], 20, [90, 330, 240, 420, 180, 150]),
-        ([], 80, [306, 1123, 817, 1430, 613, 511]),
-        (["strategies"], 20, [257, 943]),  # which 330 s cut off
-        (["strategies"], 5, [90, 330]),  # until the five minutes are over
-    ],
-)
+@pytest.mark.parametrize("names, minutes, limits", [
+    ([], 20, [90, 330, 240, 420, 180, 150]),
+    ([], 80, [306, 1123, 817, 1430, 613, 511]),
+    (["strategies"], 20, [257, 943]),  # which 330 s cut off
+    (["strategies"], 5, [90, 330]),  # until the five minutes are over
+])  # fmt: skip
 def test_a_part_that_is_run_again_by_itself_has_the_time_of_those_that_are_not_run(names, minutes, limits):
     chosen = [part for part in parts.PARTS if not names or part.name in ("machine", *names)]
     assert [round(each) for each in parts.seconds_of(chosen, minutes * 60).values()] == limits
 
 
-@pytest.mark.parametrize(
-    ("passed", "ended", "told"),
-    [
-        (0, "stopped after 100 seconds", ("stopped after 100 seconds", "")),
-        (60, "stopped after 40 seconds", ("", "cut off: stopped after 40 seconds")),
-        (60, "exit code 1: bad", ("exit code 1: bad", "")),
-        (0, "", ("", "")),
-    ],
-)
+@pytest.mark.parametrize("passed, ended, told", [
+    (0, "stopped after 100 seconds", ("stopped after 100 seconds", "")),
+    (60, "stopped after 40 seconds", ("", "cut off: stopped after 40 seconds")),
+    (60, "exit code 1: bad", ("exit code 1: bad", "")),
+    (0, "", ("", "")),
+])  # fmt: skip
 def test_a_run_that_the_end_of_its_part_cuts_off_is_no_failure(passed, ended, told, tmp_path, monkeypatch):
     """One that had most of the part's time takes too long."""
     monkeypatch.setattr(subject, "run", lambda *_: ended)
@@ -293,22 +287,19 @@ def test_every_case_has_the_global_batch(ranks):
         assert each["flags"].count("--attn_implementation") == 1, "with `auto` each run would prove all kernels first"
 
 
-@pytest.mark.parametrize(
-    ("log", "why"),
-    [
-        (
-            "Traceback\nModuleNotFoundError: No module named 'httpx'\nE1126 torch/distributed/elastic/api.py:9] failed\n"
-            "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n=====\n",
-            "ModuleNotFoundError: No module named 'httpx'",
-        ),
-        (
-            "error in recipe.yaml\n  training.bf16: no\n  cure: yes\nE1126 torch/distributed/elastic/api.py:9] failed\n",
-            "error in recipe.yaml training.bf16: no cure: yes",
-        ),
-        ("loading\nat step 3\n", "at step 3"),
-        ("", "it wrote nothing"),
-    ],
-)
+@pytest.mark.parametrize("log, why", [
+    (
+        "Traceback\nModuleNotFoundError: No module named 'httpx'\nE1126 torch/distributed/elastic/api.py:9] failed\n"
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n=====\n",
+        "ModuleNotFoundError: No module named 'httpx'",
+    ),
+    (
+        "error in recipe.yaml\n  training.bf16: no\n  cure: yes\nE1126 torch/distributed/elastic/api.py:9] failed\n",
+        "error in recipe.yaml training.bf16: no cure: yes",
+    ),
+    ("loading\nat step 3\n", "at step 3"),
+    ("", "it wrote nothing"),
+])  # fmt: skip
 def test_why_a_process_ended_is_its_own_word_and_not_that_of_torchrun(tmp_path, log, why):
     (tmp_path / "log").write_text(log)
     assert parts.why_it_ended(tmp_path / "log") == why

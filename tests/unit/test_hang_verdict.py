@@ -23,28 +23,24 @@ def ranks(*others, **last):
     ]
 
 
-@pytest.mark.parametrize(
-    ("last", "says"),
-    [
-        ({"phase": "data", "collective": ""},
-         "rank 3 on node2 has waited in data loading since step 41; ranks 0-2 wait for it in reduce-scatter"),
-        ({"phase": "measuring", "collective": ""},
-         "rank 3 on node2 has hung in Brigade's own measurement of its device (a product of two matrices) since step 41; "
-         "ranks 0-2 wait for it in reduce-scatter"),
-        ({"phase": "forward", "step": 40, "stopped": True, "answers": False},
-         "rank 3 on node2 has been stopped (SIGSTOP, or a debugger) since step 40; ranks 0-2 wait for it in reduce-scatter"),
-        ({"answers": False},
-         "rank 3 on node2 has not answered since step 41; last seen in the backward pass; "
-         "ranks 0-2 wait for it in reduce-scatter"),
-        (REDUCE | {"number": 811}, "rank 3 on node2 has waited in reduce-scatter, number 811, since step 41; "
-                                   "ranks 0-2 wait for it in reduce-scatter"),
-        (REDUCE | {"collective": "nccl:all_reduce"},
-         "rank 3 on node2 has waited in all-reduce, number 812, since step 41; ranks 0-2 wait for it in reduce-scatter"),
-        (REDUCE, "ranks 0-3 have waited for each other in reduce-scatter, number 812, since step 41: the network between them, "
-                 "or a device, has stopped without an error"),
-    ],
-    ids=["data", "measuring", "stopped", "dumb", "behind", "elsewhere", "nobody"],
-)  # fmt: skip
+@pytest.mark.parametrize("last, says", [
+    ({"phase": "data", "collective": ""},
+     "rank 3 on node2 has waited in data loading since step 41; ranks 0-2 wait for it in reduce-scatter"),
+    ({"phase": "measuring", "collective": ""},
+     "rank 3 on node2 has hung in Brigade's own measurement of its device (a product of two matrices) since step 41; "
+     "ranks 0-2 wait for it in reduce-scatter"),
+    ({"phase": "forward", "step": 40, "stopped": True, "answers": False},
+     "rank 3 on node2 has been stopped (SIGSTOP, or a debugger) since step 40; ranks 0-2 wait for it in reduce-scatter"),
+    ({"answers": False},
+     "rank 3 on node2 has not answered since step 41; last seen in the backward pass; "
+     "ranks 0-2 wait for it in reduce-scatter"),
+    (REDUCE | {"number": 811}, "rank 3 on node2 has waited in reduce-scatter, number 811, since step 41; "
+                               "ranks 0-2 wait for it in reduce-scatter"),
+    (REDUCE | {"collective": "nccl:all_reduce"},
+     "rank 3 on node2 has waited in all-reduce, number 812, since step 41; ranks 0-2 wait for it in reduce-scatter"),
+    (REDUCE, "ranks 0-3 have waited for each other in reduce-scatter, number 812, since step 41: the network between them, "
+             "or a device, has stopped without an error"),
+], ids=["data", "measuring", "stopped", "dumb", "behind", "elsewhere", "nobody"])  # fmt: skip
 def test_the_culprit_is_who_is_not_where_the_others_wait(last, says):
     assert sentence(ranks(REDUCE, REDUCE, REDUCE, **last)) == says
 

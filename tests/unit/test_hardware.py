@@ -74,16 +74,13 @@ def test_a_card_is_known_by_what_people_write(written, kind):
     assert gpu(written).kind == kind
 
 
-@pytest.mark.parametrize(
-    "written, near",
-    [
-        ("H1000", "H100 80GB"),
-        ("A100 30GB", "A100 40GB"),
-        ("B2000", "B200"),
-        ("H10O", "H100 80GB"),
-        ("4090 48GB", "RTX 4090"),
-    ],
-)
+@pytest.mark.parametrize("written, near", [
+    ("H1000", "H100 80GB"),
+    ("A100 30GB", "A100 40GB"),
+    ("B2000", "B200"),
+    ("H10O", "H100 80GB"),
+    ("4090 48GB", "RTX 4090"),
+])  # fmt: skip
 def test_a_card_that_nobody_has_suggests_the_nearest(written, near):
     with pytest.raises(UserError) as error:
         gpu(written)

@@ -20,8 +20,14 @@ MODULES = {
 }
 
 
+@cache
+def parsed(path):
+    return ast.parse(path.read_text())
+
+
+@cache
 def imported(name, path):
-    """(module, whether only annotations need it) of each import, wherever in a module's text."""
+    """{(module, whether only annotations need it)} of each import, wherever in a module's text."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
 
     def below(node, for_types):
@@ -37,10 +43,10 @@ def imported(name, path):
             for child in ast.iter_child_nodes(node):
                 yield from below(child, for_types)
 
-    yield from below(ast.parse(path.read_text()), False)
+    return frozenset(below(parsed(path), False))
 
 
-FROM_ANYWHERE = {name: set(imported(name, path)) for name, path in MODULES.items()}
+FROM_ANYWHERE = {name: imported(name, path) for name, path in MODULES.items()}
 EVERY = {name: {(other, types) for other, types in others if other in MODULES and other != name}
          for name, others in FROM_ANYWHERE.items()}  # fmt: skip
 IMPORTS = {name: {other for other, _ in others} for name, others in EVERY.items()}
@@ -196,7 +202,7 @@ def test_modules_keep_no_state():
     kept = set()
     for name, path in MODULES.items():
         if name.startswith("brigade"):
-            module = ast.parse(path.read_text())
+            module = parsed(path)
             assert "contextvars" not in path.read_text(), name
             names = {
                 node.id

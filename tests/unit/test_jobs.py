@@ -22,6 +22,7 @@ from brigade.train.strategy.axis_keys import of_ds_config, of_mesh
 from testing.shipped import shipped
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("in_the_repository")
 RECIPES = [str(path.relative_to(ROOT)) for path in shipped("recipes/*/*.yaml")]
 HOSTFILES = [f"hostfiles/{path.name}" for path in shipped("hostfiles/*")]
 ANY_MICRO_BATCH = ("--per_device_train_batch_size", "auto")  # then only the global batch must divide
@@ -85,11 +86,6 @@ def comments(file_text):
     """The lines before the first one that is no comment."""
     lines = file_text.splitlines()
     return lines[: next(number for number, line in enumerate(lines) if not line.startswith("#"))]
-
-
-@pytest.fixture(autouse=True)
-def here(monkeypatch):
-    monkeypatch.chdir(ROOT)
 
 
 def test_all_recipes_and_most_hostfiles_are_tried():

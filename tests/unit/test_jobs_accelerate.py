@@ -16,6 +16,7 @@ from brigade.train.strategy.axis_keys import as_mesh
 from testing.shipped import shipped
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("in_the_repository")
 FILES = shipped("accelerate_configs/*.yaml")
 DDP = "{distributed_type: MULTI_GPU, parallelism_config: {%s_size: 2}}"
 FSDP2 = "{distributed_type: FSDP, fsdp_config: {fsdp_version: 2%s}%s}"
@@ -53,11 +54,6 @@ def document(made, launched=False):
 def body(file_text):
     """Without the comments that it begins with."""
     return re.sub(r"\A(#.*\n)+", "", file_text)
-
-
-@pytest.fixture(autouse=True)
-def here(monkeypatch):
-    monkeypatch.chdir(ROOT)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

@@ -54,17 +54,14 @@ def test_the_api_knows_every_field(recipe, hostfile):
     assert read.training_script_args[-2:] == ["--output_dir", f"/outputs/{made.output_dir.name}"]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "spec.trainer",
-        "spec",
-        "spec.runtimeRef",
-        "spec.runtimePatches.0.trainingRuntimeSpec",
-        "metadata",
-        "spec.trainer.env.3.valueFrom.secretKeyRef",
-    ],
-)
+@pytest.mark.parametrize("path", [
+    "spec.trainer",
+    "spec",
+    "spec.runtimeRef",
+    "spec.runtimePatches.0.trainingRuntimeSpec",
+    "metadata",
+    "spec.trainer.env.3.valueFrom.secretKeyRef",
+])  # fmt: skip
 def test_a_field_that_the_api_does_not_know_would_be_seen(path):
     manifest = yaml.safe_load(text("kubernetes", job()))
     block = wrong = copy.deepcopy(manifest)

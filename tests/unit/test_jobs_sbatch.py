@@ -18,6 +18,7 @@ from testing.pretended_slurm import SCONTROL, Batch
 from testing.programs import shellcheck
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("in_the_repository")
 TINY = "recipes/tiny/full.yaml"
 NASTY = [
     "a b",
@@ -33,11 +34,6 @@ NASTY = [
     "\\",
     "{{ slots }}",
 ]
-
-
-@pytest.fixture(autouse=True)
-def here(monkeypatch):
-    monkeypatch.chdir(ROOT)
 
 
 @pytest.fixture
@@ -104,17 +100,8 @@ def test_two_jobs_have_two_ports(batch):
 
 def test_flags_arrive_as_they_were_given(batch):
     """Each value is its own flag: spaces, quotes, line breaks and all."""
-    keys = [
-        "model_name_or_path",
-        "revision",
-        "tokenizer_name_or_path",
-        "dataset_name",
-        "dataset_config_name",
-        "validation_file",
-        "chat_template",
-        "gpu",
-        "nvme_path",
-    ]
+    keys = ["model_name_or_path", "revision", "tokenizer_name_or_path", "dataset_name", "dataset_config_name"]
+    keys += ["validation_file", "chat_template", "gpu", "nvme_path"]
     for values in (NASTY[: len(keys)], NASTY[-len(keys) :]):
         flags = [f"--{key}={value}" for key, value in zip(keys, values, strict=True)]
         code, output = batch.run(script(*flags, "--output_dir", values[0]))

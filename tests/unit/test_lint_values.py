@@ -59,29 +59,26 @@ AUTO = dict.fromkeys(
 SOUND = {"stage": 3, "overlap_comm": True, "contiguous_gradients": True, **AUTO}
 
 
-@pytest.mark.parametrize(
-    "zero, top",
-    [
-        (
-            {
-                "sub_group_size": 0,
-                "max_live_parameters": 0,
-                "max_reuse_distance": 0,
-                "gather_16bit_weights_on_model_save": True,
-            },
-            {"gradient_clipping": "auto", "wall_clock_breakdown": False},
-        ),
-        (
-            {
-                "sub_group_size": 1e9,
-                "stage3_max_live_parameters": 1e9,
-                "stage3_max_reuse_distance": 1e9,
-                "stage3_gather_16bit_weights_on_model_save": True,
-            },
-            {"steps_per_print": 1e5},
-        ),
-    ],
-)
+@pytest.mark.parametrize("zero, top", [
+    (
+        {
+            "sub_group_size": 0,
+            "max_live_parameters": 0,
+            "max_reuse_distance": 0,
+            "gather_16bit_weights_on_model_save": True,
+        },
+        {"gradient_clipping": "auto", "wall_clock_breakdown": False},
+    ),
+    (
+        {
+            "sub_group_size": 1e9,
+            "stage3_max_live_parameters": 1e9,
+            "stage3_max_reuse_distance": 1e9,
+            "stage3_gather_16bit_weights_on_model_save": True,
+        },
+        {"steps_per_print": 1e5},
+    ),
+])  # fmt: skip
 def test_files_of_well_known_projects_are_sound(check, load, zero, top):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)

@@ -138,11 +138,11 @@ def test_yarn_is_in_the_configuration_in_the_loaded_model_and_in_what_it_saves(t
     assert saved.rope_parameters["factor"] == 4.0 and saved.max_position_embeddings == 256
 
 
-def test_longer_rows_than_the_product_and_other_positions_are_refused(tmp_path):
-    with pytest.raises(UserError, match="positions for 256"):
-        load_config(with_yarn(tmp_path / "long", 257))
-    with pytest.raises(UserError, match="plain rotary embeddings of one base"):
-        load_config(with_yarn(tmp_path / "gpt2", 64, "gpt2"))
+def test_longer_rows_than_the_product_and_other_positions_are_refused(tmp_path, mistake):
+    assert "positions for 256" in mistake(lambda: load_config(with_yarn(tmp_path / "long", 257)))
+    assert "plain rotary embeddings of one base" in mistake(
+        lambda: load_config(with_yarn(tmp_path / "gpt2", 64, "gpt2"))
+    )
     with pytest.raises(UserError, match="plain rotary embeddings of one base"):  # published with YaRN of its own
         load_config(with_yarn(tmp_path / "gpt-oss", 64, "gpt_oss"))
 
@@ -165,8 +165,7 @@ def test_what_an_earlier_run_has_stretched_is_taken_as_it_is(tmp_path):
     "rope",
     [{"rope_type": "linear", "factor": 2.0}, YARN | {"factor": "4"}, YARN | {"beta_fast": 32}, YARN | {"factor": True}],
 )
-def test_other_words_than_yarns_are_refused(rope, tmp_path):
+def test_other_words_than_yarns_are_refused(rope, tmp_path, mistake):
     path = with_yarn(tmp_path / "m", 64).recipe_path
     path.write_text(path.read_text().replace(json.dumps(YARN), json.dumps(rope)))
-    with pytest.raises(UserError, match="original_max_position_embeddings: TOKENS"):
-        flags.load(["--recipe", str(path)])
+    assert "original_max_position_embeddings: TOKENS" in mistake(flags.load, ["--recipe", str(path)])

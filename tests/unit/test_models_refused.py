@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 from transformers import CONFIG_MAPPING
 
-from brigade.errors import UserError
 from brigade.train.recipe import flags
 from brigade.train.step.preflight import check_strategy
 from brigade.train.strategy.axes import Axes
@@ -16,17 +15,13 @@ def run(kind, axes):
     return SimpleNamespace(settings=flags.load([]), strategy=strategy, kernels=SimpleNamespace(attention="sdpa"))
 
 
-@pytest.mark.parametrize(
-    "model, kind, axes, said",
-    [
-        ("deepseek_v4", "ddp", Axes(), "compressors get no gradient"),
-        ("gemma3n_text", "zero3", Axes(), "correction_coefs"),
-        ("gemma3n_text", "fsdp2", Axes(sequence=2), "not finite"),
-    ],
-)
-def test_a_strategy_that_a_model_does_not_train_with(model, kind, axes, said):
-    with pytest.raises(UserError, match=said):
-        check_strategy(run(kind, axes), CONFIG_MAPPING[model]())
+@pytest.mark.parametrize("model, kind, axes, said", [
+    ("deepseek_v4", "ddp", Axes(), "compressors get no gradient"),
+    ("gemma3n_text", "zero3", Axes(), "correction_coefs"),
+    ("gemma3n_text", "fsdp2", Axes(sequence=2), "not finite"),
+])  # fmt: skip
+def test_a_strategy_that_a_model_does_not_train_with(model, kind, axes, said, mistake):
+    assert said in mistake(lambda: check_strategy(run(kind, axes), CONFIG_MAPPING[model]()))
 
 
 @pytest.mark.parametrize("model, kind", [("deepseek_v4", "fsdp2"), ("gemma3n_text", "fsdp2"), ("qwen3", "ddp")])

@@ -36,15 +36,12 @@ def test_no_held_out_answer_is_trained_on():
     assert not {pair["chosen"] for pair in rows("train")} & {pair["chosen"] for pair in rows("heldout")}
 
 
-@pytest.mark.parametrize(
-    "text, count",
-    [
-        ("It is red.", 1),
-        ("It is 3.5 m long, e.g. here.", 1),
-        ("It is red. It is old.", 2),
-        ('"It is red." It is old!', 2),
-        ("Steps:\n\n1. Go\n2. Stay", 3),
-    ],
-)
+@pytest.mark.parametrize("text, count", [
+    ("It is red.", 1),
+    ("It is 3.5 m long, e.g. here.", 1),
+    ("It is red. It is old.", 2),
+    ('"It is red." It is old!', 2),
+    ("Steps:\n\n1. Go\n2. Stay", 3),
+])  # fmt: skip
 def test_sentences_end_at_a_mark_before_a_capital_or_at_a_lines_end(text, count):
     assert len(sentences(text)) == count

@@ -84,9 +84,8 @@ def test_what_other_processes_hold_is_their_hosts_and_may_be_tried_again(gpu, mo
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 40 * GIB)
     this_process.heartbeat.page[heartbeat.STEP], asked = 0, []
     told = explained(torch.OutOfMemoryError(WORDS), Remedies("much", ways=WAYS), asked)
-    assert told.problem.endswith(", and other processes use 38.0 GiB") and told.cure.startswith(
-        "free this GPU: `nvidia-smi`"
-    )
+    assert told.problem.endswith(", and other processes use 38.0 GiB")
+    assert told.cure.startswith("free this GPU: `nvidia-smi`")
     assert not asked, "what the run needs is not what is in use"
     assert told.whose == "host"
     fault = Fault("reported", told.problem, ("node1",), code=exit_code(told), whose=told.whose, told=True)

@@ -76,8 +76,7 @@ def test_a_run_on_another_host_is_named_and_once_it_is_dead_taken_over(
     first = elsewhere("node2", NO_LOCKS if lock else "")
     if lock:
         monkeypatch.setattr(fcntl, "lockf", lock)
-    said = mistake(owner.take, tmp_path)
-    assert f"another run is using it: process {first.pid} on node2" in said
+    assert f"another run is using it: process {first.pid} on node2" in mistake(owner.take, tmp_path)
     first.kill()
     first.wait()
     impatient()

@@ -10,30 +10,28 @@ import numpy as np
 import pytest
 
 from benchmarks import peers, peers_data, peers_smollm2, peers_tables, peers_without
+from testing.chats import chat
 from testing.command_line import as_flags
 
 torch = pytest.importorskip("torch")
 
 
 def pairs(count=40):
-    return [
-        {"messages": [{"role": "user", "content": f"q{i}"}, {"role": "assistant", "content": f"a{i}"}]}
-        for i in range(count)
-    ]
+    return [chat(f"q{i}", f"a{i}") for i in range(count)]
 
 
 # ---- data --------------------------------------------------------------------------------------------------------
 def test_dialogues_are_the_same_each_time_and_alternate():
     chats = peers_data.dialogues(pairs(), 50, seed=3)
     assert chats == peers_data.dialogues(pairs(), 50, seed=3) != peers_data.dialogues(pairs(), 50, seed=4)
-    for chat in chats:
-        assert [message["role"] for message in chat["messages"]] == ["user", "assistant"] * (len(chat["messages"]) // 2)
-        for question, answer in zip(chat["messages"][::2], chat["messages"][1::2], strict=True):
+    for messages in (made["messages"] for made in chats):
+        assert [message["role"] for message in messages] == ["user", "assistant"] * (len(messages) // 2)
+        for question, answer in zip(messages[::2], messages[1::2], strict=True):
             assert question["content"][1:] == answer["content"][1:]  # an answer stays with its question
 
 
 def test_their_lengths_spread_like_a_lognormal():
-    turns = sorted(len(chat["messages"]) // 2 for chat in peers_data.dialogues(pairs(), 4000, seed=1))
+    turns = sorted(len(made["messages"]) // 2 for made in peers_data.dialogues(pairs(), 4000, seed=1))
     assert 3 <= statistics.median(turns) <= 4
     assert turns[0] == 1 and 20 < turns[-1] <= peers_data.MOST_PAIRS
     assert statistics.mean(turns) > 1.2 * statistics.median(turns)  # a tail
@@ -42,7 +40,7 @@ def test_their_lengths_spread_like_a_lognormal():
 
 def test_every_pair_is_used_before_any_comes_again():
     chats = peers_data.dialogues(pairs(40), 200, seed=1)
-    first = [message["content"] for chat in chats for message in chat["messages"][::2]][:40]
+    first = [message["content"] for made in chats for message in made["messages"][::2]][:40]
     assert len(set(first)) == 40
 
 
@@ -88,31 +86,10 @@ def test_all_steps_count_but_the_first(monkeypatch):
 
 
 def test_our_log_counts_the_same_way():
-    history = [
-        {
-            "loss": 9.0,
-            "step_time": 99.0,
-            "tokens_per_second": 1.0,
-            "supervised_tokens_per_second": 1.0,
-            "peak_memory_gib": 1,
-        },
-        {"eval_loss": 9.0},
-        {
-            "loss": 8.0,
-            "step_time": 2.0,
-            "tokens_per_second": 4.0,
-            "supervised_tokens_per_second": 3.0,
-            "peak_memory_gib": 2,
-        },
-        {
-            "loss": 7.0,
-            "step_time": 3.0,
-            "tokens_per_second": 1.0,
-            "supervised_tokens_per_second": 0.0,
-            "peak_memory_gib": 2,
-        },
-        {"train_runtime": 1.0},
-    ]
+    keys = ("loss", "step_time", "tokens_per_second", "supervised_tokens_per_second", "peak_memory_gib")
+    steps = [(9.0, 99.0, 1.0, 1.0, 1), (8.0, 2.0, 4.0, 3.0, 2), (7.0, 3.0, 1.0, 0.0, 2)]
+    first, *others = (dict(zip(keys, step, strict=True)) for step in steps)
+    history = [first, {"eval_loss": 9.0}, *others, {"train_runtime": 1.0}]
     found = peers.from_log(history, steps=2)
     assert (found["seconds"], found["tokens"], found["supervised_tokens"]) == (5.0, 11, 6)
     assert found["supervised_tokens_per_second"] == 1.2
@@ -124,11 +101,9 @@ def test_our_log_counts_the_same_way():
 
 # ---- the page ----------------------------------------------------------------------------------------------------
 def row(name, number, rate, kind="peers", measurement="2026-01-02T00:00:00", **more):
-    settings = (
-        {"global_batch_size": "2", "per_device_train_batch_size": "1"}
-        if kind == "ablation" or name == "ours"
-        else {"micro_batch": 4, "accumulation": 3}
-    )
+    settings = {"micro_batch": 4, "accumulation": 3}
+    if kind == "ablation" or name == "ours":
+        settings = {"global_batch_size": "2", "per_device_train_batch_size": "1"}
     return {
         "kind": kind,
         "only": False,
@@ -208,8 +183,7 @@ def test_a_partial_measurement_does_not_replace_a_whole_one():
 # ---- the same for all --------------------------------------------------------------------------------------------
 def test_the_peers_have_our_versions():
     def pins(path):
-        found = re.findall(r"^([\w-]+)==(\S+)", path.read_text(), re.MULTILINE)
-        return dict(found)
+        return dict(re.findall(r"^([\w-]+)==(\S+)", path.read_text(), re.MULTILINE))
 
     ours, theirs = pins(peers.REPOSITORY / "requirements.txt"), pins(peers.REQUIREMENTS)
     assert pins(peers.REQUIREMENTS.with_name("torchft-requirements.txt"))["torch"] == ours["torch"]

@@ -116,29 +116,23 @@ def test_the_bubble_is_what_the_papers_say():
     )  # in the place of 3 micro-batches that are missing
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        (Axes(stages=2, schedule="2f2b"), "'2f2b' is no schedule"),
-        (Axes(stages=2, schedule="1f1b", virtual=2), "1f1b takes 1 of the pipeline's stages on each rank"),
-        (Axes(stages=2, schedule="zbv"), "zbv takes 2 of the pipeline's stages on each rank, and virtual_stages is 1"),
-        (Axes(stages=3), "needs a multiple of 3 ranks, and there are 4"),
-    ],
-)
+@pytest.mark.parametrize("wrong, said", [
+    (Axes(stages=2, schedule="2f2b"), "'2f2b' is no schedule"),
+    (Axes(stages=2, schedule="1f1b", virtual=2), "1f1b takes 1 of the pipeline's stages on each rank"),
+    (Axes(stages=2, schedule="zbv"), "zbv takes 2 of the pipeline's stages on each rank, and virtual_stages is 1"),
+    (Axes(stages=3), "needs a multiple of 3 ranks, and there are 4"),
+])  # fmt: skip
 def test_a_schedule_that_cannot_be_is_refused(wrong, said):
     assert said in axis_rules.problem(wrong, 4)[0]
 
 
-@pytest.mark.parametrize(
-    ("model", "some", "ds_config", "accumulation", "said"),
-    [
-        ("llama", Axes(stages=3), {}, 4, "3 stages, but LlamaConfig has 2 layers"),
-        ("llama", Axes(stages=2, virtual=2), {}, 4, "2 ranks x 2 stages on each = 4 stages, but LlamaConfig has 2 layers"),
-        ("gpt2", Axes(stages=2), {}, 4, "cannot be divided into stages: each of them would drop again"),
-        ("llama", Axes(stages=2, virtual=1), {"zero_optimization": {"offload_optimizer": {}}}, 4, "means nothing to it"),
-        ("llama", Axes(stages=2), {"zero_optimization": {"stage": 1}, "gradient_clipping": "auto"}, 1, ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("model, some, ds_config, accumulation, said", [
+    ("llama", Axes(stages=3), {}, 4, "3 stages, but LlamaConfig has 2 layers"),
+    ("llama", Axes(stages=2, virtual=2), {}, 4, "2 ranks x 2 stages on each = 4 stages, but LlamaConfig has 2 layers"),
+    ("gpt2", Axes(stages=2), {}, 4, "cannot be divided into stages: each of them would drop again"),
+    ("llama", Axes(stages=2, virtual=1), {"zero_optimization": {"offload_optimizer": {}}}, 4, "means nothing to it"),
+    ("llama", Axes(stages=2), {"zero_optimization": {"stage": 1}, "gradient_clipping": "auto"}, 1, ""),
+])  # fmt: skip
 def test_what_cannot_be_is_told_before_the_model_is_built(model, some, ds_config, accumulation, said):
     strategy = Strategy("zero1", "pp", "pp.json", ds_config=ds_config, axes=some)
     settings = SimpleNamespace(recipe=SimpleNamespace(model=SimpleNamespace(trust_remote_code=False)))

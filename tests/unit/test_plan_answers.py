@@ -130,11 +130,8 @@ def test_json_is_what_its_page_documents(plan):
         assert sum(best["memory_gib"].values()) == pytest.approx(best["allocated_gib"], rel=1e-3)
         assert best["usd_per_billion_tokens"] > 0
     code, text = plan("llama-3.1-70b", "--gpu", "L4", "--json")
-    assert (
-        code == 1
-        and json.loads(text)["chosen"] is None
-        and "Nothing that train.py runs" in json.loads(text)["advice"][-1]
-    )
+    assert code == 1 and json.loads(text)["chosen"] is None
+    assert "Nothing that train.py runs" in json.loads(text)["advice"][-1]
 
 
 def test_prices_are_listed_with_a_date_and_a_user_s_own_goes_before():
@@ -149,15 +146,6 @@ def test_hosts_of_unequal_slots_are_planned(plan, tmp_path):
     slow = ["llama-3.1-8b", "--gpu", "H100", "--hostfile", tmp_path / "hosts", "--network", "10 GbE"]
     assert plan(*slow)[1].startswith("More is not faster: on 1 host with 8 GPUs")  # the larger one alone
     assert "sizes of this cluster: 1 host with 8 GPUs" in plan(*slow, "--goal", "fastest")[1]
-
-
-@pytest.mark.parametrize("words, said", [
-    (["--method", "lora", "--lora_r", "1000000"], "below 8193"), (["--method", "lora", "--lora_r", "8000"], "no low rank"),
-    (["--max_length", "100000000000000"], "below 3e+07"), (["--gpu", "H1000"], "did you mean 'H100 80GB'"),
-])  # fmt: skip
-def test_absurd_numbers_are_refused(plan, words, said):
-    code, text = plan("qwen3-8b", "--gpu", "H100", *words)
-    assert code == 2 and said in text
 
 
 def test_positions_and_towers_are_warned_of(plan, tmp_path):

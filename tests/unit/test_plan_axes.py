@@ -188,9 +188,8 @@ def test_a_cell_of_the_page_is_what_its_command_says(capsys, monkeypatch, every_
     assert main(shlex.split(found.command)[3:]) == 0
     name, speed = choosing.told(found.best).split(", ", 1)
     said = " ".join(capsys.readouterr().out.split())
-    assert (
-        name in said and f"speed {speed} tokens/s on each GPU" in said and found.why.startswith(f"{found.plain.name}: ")
-    )
+    assert name in said and f"speed {speed} tokens/s on each GPU" in said
+    assert found.why.startswith(f"{found.plain.name}: ")
 
 
 def test_the_page_says_why_where_it_chooses_the_slower_one():

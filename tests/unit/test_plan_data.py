@@ -26,15 +26,12 @@ def test_hours_are_those_of_the_epochs_of_the_recipes_own_data():
     assert own_tokens(changed(plan.settings.recipe, "training", num_train_epochs=2.0)) == 2 * tokens
 
 
-@pytest.mark.parametrize(
-    ("section", "keys"),
-    [
-        ("data", {"dataset_name": "somebody/else"}),
-        ("data", {"dataset_name": None, "train_file": "mine.jsonl"}),
-        ("data", {"max_train_samples": 100}),
-        ("training", {"max_steps": 10}),
-    ],
-)
+@pytest.mark.parametrize("section, keys", [
+    ("data", {"dataset_name": "somebody/else"}),
+    ("data", {"dataset_name": None, "train_file": "mine.jsonl"}),
+    ("data", {"max_train_samples": 100}),
+    ("training", {"max_steps": 10}),
+])  # fmt: skip
 def test_data_that_nobody_has_counted_get_the_time_of_a_billion_tokens(section, keys):
     plan = load_plan(Path("recipes/qwen3-8b/lora.yaml"))
     recipe = changed(plan.settings.recipe, section, **keys)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from brigade.__main__ import main
 from brigade.plan.choice.job_of_run import job_of_run
 from brigade.plan.choice.job_record import job_of_record, record
 from brigade.plan.costs.activations import logit_bytes
@@ -25,6 +24,7 @@ from brigade.train.recipe.objectives import OBJECTIVES
 from brigade.train.strategy import Strategy
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("in_the_repository")
 SHAPE, SMALL = (named_shape(str(ROOT / "recipes" / name)) for name in ("qwen3-8b", "qwen3-0.6b"))
 CONFIG = json.loads((ROOT / "recipes" / "qwen3-4b" / "config.json").read_text())
 H100 = gpu("H100 80GB")
@@ -33,34 +33,15 @@ DDP = Strategy("ddp", "ddp", "")
 LORA = ["--use_peft", "true", "--lora_target_modules", "all-linear"]
 
 
-@pytest.fixture(autouse=True)
-def in_the_repository(monkeypatch):
-    monkeypatch.chdir(ROOT)
-
-
 def job(**options) -> Job:
     return Job(SHAPE, **({"sequence": 4096, "data": 8, "checkpointing": "full", "loss": "released"} | options))
 
 
 def of_recipe(*words, strategy=DDP, ranks=8, config=CONFIG):
-    always = [
-        "--bf16",
-        "true",
-        "--global_batch_size",
-        "16",
-        "--per_device_train_batch_size",
-        "1",
-        "--max_length",
-        "1024",
-    ]
-    recipe = flags.load([*always, "--packing", "false", *words]).recipe
+    always = ["--bf16=true", "--global_batch_size=16", "--per_device_train_batch_size=1", "--max_length=1024"]
+    recipe = flags.load([*always, "--packing=false", *words]).recipe
     batch = batch_arithmetic(recipe.training, strategy.axes.data(ranks), "")
     return job_of_run(recipe, strategy, batch, ranks, 8, config, "H100 80GB")
-
-
-def plan(capsys, *words):
-    code = main(["plan", *map(str, words)])
-    return code, capsys.readouterr().out
 
 
 # ---- a run's job -----------------------------------------------------------------------------------------------------
@@ -222,59 +203,48 @@ def test_a_reward_model_s_head_is_trained_beside_adapters():
 
 
 # ---- what it prints --------------------------------------------------------------------------------------------------
-def test_the_page_says_what_the_command_prints(capsys):
+def test_the_page_says_what_the_command_prints(plan):
     page = (ROOT / "docs/preferences.md").read_text()
     commands = re.findall(r"    \$ python -m brigade plan (\S+)\n((?:    .+\n)+)", page)
     assert len(commands) == 2
     for recipe, lines in commands:
-        code, out = plan(capsys, recipe)
+        code, out = plan(recipe)
         assert code == 0 and re.sub("^    ", "", lines, flags=re.M) in out
 
 
-def test_a_second_model_is_told_with_its_memory_and_time(capsys, tmp_path):
+def test_a_second_model_is_told_with_its_memory_and_time(plan, tmp_path):
     recipe = yaml.safe_load((ROOT / "recipes/qwen3-8b/dpo.yaml").read_text())
     recipe["training"]["precompute_ref_log_probs"] = False
     (tmp_path / "dpo.yaml").write_text(yaml.safe_dump(recipe))
-    _, out = plan(capsys, tmp_path / "dpo.yaml")
+    _, out = plan(tmp_path / "dpo.yaml")
     assert "compares with a second model: a forward pass without gradients in each step" in out
     assert "1.0 GiB on each GPU hold its weights in half precision, all the time" in out
     assert re.search(r"memory .* reference 0.95,", out) and re.search(r"time .* comparing \d", out)
 
 
 @pytest.mark.parametrize("strategy, said", [("zero3", True), ("zero2", False), ("fsdp2", False)])
-def test_what_zero_3_forgets_is_told(capsys, strategy, said):
+def test_what_zero_3_forgets_is_told(plan, strategy, said):
     words = ["--objective", "dpo", "--method", "lora", "--strategy", strategy, "--max_length", 1024]
-    _, out = plan(capsys, "qwen3-8b", "--gpu", "H100", "--hostfile", "hostfiles/1x8", *words)
+    _, out = plan("qwen3-8b", "--gpu", "H100", "--hostfile", "hostfiles/1x8", *words)
     assert ("records anew in which order it gathers weights" in out) == said
 
 
-def test_json_says_what_is_learned(capsys):
-    _, out = plan(capsys, "recipes/smollm3-3b/kto-lora.yaml", "--json")
+def test_json_says_what_is_learned(plan):
+    _, out = plan("recipes/smollm3-3b/kto-lora.yaml", "--json")
     (found,) = json.loads(out)["plans"]
     assert (found["objective"], found["reference"], found["reference_precomputed"]) == ("kto", "adapters_off", False)
     assert found["reference_hours_per_billion_tokens"] == 0 and found["seconds"]["comparing"] > 0
-    _, out = plan(capsys, "recipes/qwen3-8b/full.yaml", "--json")
+    _, out = plan("recipes/qwen3-8b/full.yaml", "--json")
     (found,) = json.loads(out)["plans"]
     assert (found["objective"], found["reference"], found["seconds"]["comparing"]) == ("sft", None, 0)
 
 
 @pytest.mark.parametrize("objective", [name for name in OBJECTIVES if name != "sft"])
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_a_recipe_is_written_for_each_objective(capsys, tmp_path, objective, method):
-    words = ["--objective", objective, "--method", method, "--strategy", "fsdp2", "tp_fsdp2", "--micro_batch", "1"]
-    code, out = plan(
-        capsys,
-        "qwen3-4b",
-        "--gpu",
-        "H100",
-        "--hostfile",
-        "hostfiles/1x8",
-        *words,
-        "--write",
-        tmp_path,
-        "--max_length",
-        1024,
-    )
+def test_a_recipe_is_written_for_each_objective(plan, tmp_path, objective, method):
+    words = ["qwen3-4b", "--gpu", "H100", "--hostfile", "hostfiles/1x8", "--max_length", 1024, "--write", tmp_path]
+    words += ["--objective", objective, "--method", method, "--strategy", "fsdp2", "tp_fsdp2", "--micro_batch", 1]
+    code, out = plan(*words)
     assert code == 0 and f"learns   {OBJECTIVES[objective].title}, from" in out
     assert ("TP 2" in out) == (objective != "reward")
     recipe = flags.load(["--recipe", str(tmp_path / f"{method}.yaml")]).recipe

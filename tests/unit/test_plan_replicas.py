@@ -11,7 +11,6 @@ import pytest
 import torch
 import yaml
 
-from brigade.__main__ import main
 from brigade.plan.choice.job_of_recipe import job_of
 from brigade.plan.choice.job_record import job_of_record, record
 from brigade.plan.constants import CONSTANTS
@@ -26,19 +25,10 @@ from brigade.train.local.local_steps import OVERLAP
 from brigade.train.recipe import flags
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("in_the_repository")
 TINY = named_shape(str(ROOT / "recipes" / "tiny"))
 LORA = "recipes/llama-3.1-8b/lora.yaml"
 SLOW = ["--hostfile", "hostfiles/2x8", "--network", "1 Gb/s"]
-
-
-@pytest.fixture(autouse=True)
-def in_the_repository(monkeypatch):
-    monkeypatch.chdir(ROOT)
-
-
-def plan(capsys, *words):
-    code = main(["plan", *map(str, words)])
-    return code, capsys.readouterr().out
 
 
 def job(count=2, ranks=1, node_size=1, engine="ddp", **replicas):
@@ -115,14 +105,14 @@ def test_a_replica_is_a_job_of_its_own_ranks():
     assert job_of_record(yaml.safe_load(yaml.safe_dump(record(found))), "run.yaml") == found
 
 
-def test_a_recipe_with_sync_every_is_planned(capsys):
-    code, text = plan(capsys, LORA, *SLOW, "--sync_every", 50)
+def test_a_recipe_with_sync_every_is_planned(plan):
+    code, text = plan(LORA, *SLOW, "--sync_every", 50)
     assert code == 0 and "\nAt " not in text and "2 of 8 GPUs meet every 50 steps: 0.17 GB leave a host" in text
     assert "x accumulation 1 x 16 GPUs" in text
-    best = json.loads(plan(capsys, LORA, *SLOW, "--sync_every", 50, "--json")[1])["plans"][0]
+    best = json.loads(plan(LORA, *SLOW, "--sync_every", 50, "--json")[1])["plans"][0]
     assert (best["replicas"], best["sync_every"], best["data"], best["gpus"]) == (2, 50, 8, 16)
-    assert main(["plan", "qwen3-8b", "--gpu", "H100", "--sync_every", "50"]) == 2
-    assert "a recipe is planned with it" in capsys.readouterr().err
+    code, text = plan("qwen3-8b", "--gpu", "H100", "--sync_every", "50")
+    assert code == 2 and "a recipe is planned with it" in text
 
 
 # ---- the line --------------------------------------------------------------------------------------------------------
@@ -130,41 +120,40 @@ def section():
     return (ROOT / "docs/local-training.md").read_text().partition("## What the planner says")[2].partition("\n## ")[0]
 
 
-def test_the_page_s_lines_are_what_the_command_prints(capsys):
+def test_the_page_s_lines_are_what_the_command_prints(plan):
     words = shlex.split(re.search(r"python -m brigade plan (.*)", section())[1])
     rows = re.findall(r"^\| `'(.*?)'` \| (.*?) \|$", section(), re.M)
     assert len(rows) == 4
     for network, said in rows:
-        lines = [line for line in plan(capsys, *words[:-1], network)[1].splitlines() if line.startswith("At ")]
+        lines = [line for line in plan(*words[:-1], network)[1].splitlines() if line.startswith("At ")]
         assert lines == ([said] if said.startswith("At ") else [])
 
 
-def test_the_smallest_of_the_numbers_that_keep_the_limit(capsys):
-    advice = json.loads(plan(capsys, LORA, *SLOW, "--json")[1])["advice"]
+def test_the_smallest_of_the_numbers_that_keep_the_limit(plan):
+    advice = json.loads(plan(LORA, *SLOW, "--json")[1])["advice"]
     every = int(re.search(r"sync_every (\d+) takes 1\.0[0-5]x", *advice)[1])
     before = CONSTANTS.replica_every[CONSTANTS.replica_every.index(every) - 1]
     found = {}
     for number in (before, every):
-        parts = json.loads(plan(capsys, LORA, *SLOW, "--sync_every", number, "--json")[1])["plans"][0]["seconds"]
+        parts = json.loads(plan(LORA, *SLOW, "--sync_every", number, "--json")[1])["plans"][0]["seconds"]
         found[number] = sum(parts.values()) / (sum(parts.values()) - parts["synchronising"])
     assert found[every] <= CONSTANTS.replica_most < found[before]
 
 
-def test_for_a_model_the_best_strategy_inside_a_host_counts(capsys):
+def test_for_a_model_the_best_strategy_inside_a_host_counts(plan):
     words = ["llama-3.1-8b", "--gpu", "H100", "--hostfile", "hostfiles/4x8"]
-    code, text = plan(capsys, *words, "--network", "25 Gb/s")
-    assert code == 0 and re.search(
-        r"^At 25 Gbit/s: sync_every \d+ takes \S+x the step .* \(PP 4 x \w+[-\w]*: ", text, re.M
-    )
-    assert "At " not in plan(capsys, *words)[1]  # the usual network
-    assert "At " not in plan(capsys, *words, "--network", "25 Gb/s", "--global_batch_size", 126)[1]
+    code, text = plan(*words, "--network", "25 Gb/s")
+    assert code == 0
+    assert re.search(r"^At 25 Gbit/s: sync_every \d+ takes \S+x the step .* \(PP 4 x \w+[-\w]*: ", text, re.M)
+    assert "At " not in plan(*words)[1]  # the usual network
+    assert "At " not in plan(*words, "--network", "25 Gb/s", "--global_batch_size", 126)[1]
 
 
 @pytest.mark.parametrize("changes", [
     {"data": {"streaming": True}}, {"training": {"nonfinite": "rollback"}}, {"training": {"max_steps": 4}},
     {"cluster": {"ds_config": "ds_configs/zero1_tp2.json"}}, {"cluster": {"ds_config": "ds_configs/zero3_nvme.json"}},
 ])  # fmt: skip
-def test_no_line_where_it_is_refused(capsys, tmp_path, changes):
+def test_no_line_where_it_is_refused(plan, tmp_path, changes):
     document = yaml.safe_load((ROOT / LORA).read_text())
     for part, values in changes.items():
         document[part] |= values
@@ -172,7 +161,6 @@ def test_no_line_where_it_is_refused(capsys, tmp_path, changes):
     path.write_text(yaml.safe_dump(document))
     (tmp_path / "config.json").write_text((ROOT / LORA).with_name("config.json").read_text())
     lines = [
-        re.findall("^(?:time|At) ", plan(capsys, name, *SLOW[:2], "--network", "0.05 Gb/s")[1], re.M)
-        for name in (LORA, path)
+        re.findall("^(?:time|At) ", plan(name, *SLOW[:2], "--network", "0.05 Gb/s")[1], re.M) for name in (LORA, path)
     ]
     assert lines == [["At ", "time "], ["time "]]

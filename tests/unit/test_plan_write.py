@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from brigade.__main__ import main
-from brigade.errors import UserError
 from brigade.lint.linter import lint
 from brigade.plan.choice.explain import reason, smallest_change
 from brigade.plan.choice.job_of_recipe import job_of, load_plan, published_model
@@ -87,9 +86,8 @@ def test_what_is_trained_whole_is_one_key_and_said_first(tmp_path, capsys):
     said = "trains 42 M in adapters + 1,051 M in embed_tokens and lm_head, because lora_modules_to_save names them\n"
     assert capsys.readouterr().out.startswith(said)
     text = (tmp_path / "lora.yaml").read_text()
-    assert "  lora_modules_to_save: [embed_tokens, lm_head]\n" in text and re.search(
-        r"chat_template: llama3 +# a base", text
-    )
+    assert "  lora_modules_to_save: [embed_tokens, lm_head]\n" in text
+    assert re.search(r"chat_template: llama3 +# a base", text)
     assert plan(tmp_path / "lora.yaml") == 0 and said in capsys.readouterr().out
     assert plan("llama-3.1-8b", "--gpu", "H100", *ends) == 2 and "trains them anyway" in capsys.readouterr().err
     assert plan("llama-3.2-1b", "--method", "lora", "--gpu", "H100", *ends) == 2 and "ties" in capsys.readouterr().err
@@ -124,11 +122,6 @@ def test_a_cluster_without_a_file_of_its_own_gets_the_strategy_in_the_recipe(tmp
     assert settings.recipe.cluster.accelerate_config["distributed_type"] == "FSDP"
     assert job_of(settings).engine == "fsdp2" and job_of(settings).gpus == 12
     assert not lint([str(tmp_path / "lora.yaml")]).counts()["error"]
-
-
-def test_qlora_of_experts_is_refused(capsys):
-    assert plan("qwen3-30b-a3b", "--method", "qlora", "--gpu", "H100 80GB") == 2
-    assert "95% of the weights are experts" in capsys.readouterr().err
 
 
 def test_a_model_with_a_vision_tower_is_written(tmp_path, capsys):
@@ -167,11 +160,6 @@ def test_the_network_that_was_planned_for_is_the_recipes(tmp_path, capsys):
     text = (tmp_path / "full.yaml").read_text().replace("network: 25 Gb/s", "network: fast")
     (tmp_path / "full.yaml").write_text(text)
     assert plan(tmp_path / "full.yaml") == 2 and "'fast' states no rate" in capsys.readouterr().err
-
-
-def test_a_model_that_nobody_knows(capsys):
-    assert plan("lama-3.1-8b", "--gpu", "H100 80GB") == 2
-    assert "did you mean 'llama-3.1-8b'?" in capsys.readouterr().err
 
 
 def test_experts_are_planned_under_zero3_like_other_layers():
@@ -293,23 +281,19 @@ def test_kernels_are_torchs_unless_asked(capsys):
     assert "--liger plans with it" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "kind, said",
-    [
-        ("bert", "is an encoder"),
-        ("whisper", "has an encoder and a decoder"),
-        ("wav2vec2", "is a speech model"),
-        ("qwen2_vl", "reads images and text"),
-        ("vit", "is a vision model"),
-    ],
-)
-def test_what_is_no_causal_language_model_is_refused_for_what_it_is(kind, said, tmp_path, capsys):
+@pytest.mark.parametrize("kind, said", [
+    ("bert", "is an encoder"),
+    ("whisper", "has an encoder and a decoder"),
+    ("wav2vec2", "is a speech model"),
+    ("qwen2_vl", "reads images and text"),
+    ("vit", "is a vision model"),
+])  # fmt: skip
+def test_what_is_no_causal_language_model_is_refused_for_what_it_is(kind, said, tmp_path, capsys, mistake):
     (tmp_path / "config.json").write_text(f'{{"model_type": "{kind}"}}')
     assert plan(tmp_path, "--gpu", "H100") == 2
     assert f"train.py trains causal language models, and '{kind}' {said}" in capsys.readouterr().err
     settings = flags.load(["--model_name_or_path", str(tmp_path)])
-    with pytest.raises(UserError, match=said):
-        load_config(settings)
+    assert said in mistake(load_config, settings)
 
 
 def test_a_name_on_the_hub_without_a_network_ends_at_once(tmp_path):
@@ -331,8 +315,7 @@ def test_fsdp2_with_offload_is_proposed_and_written(tmp_path):
     assert strategy_keys(fsdp2) == {"accelerate_config": "accelerate_configs/fsdp2_offload_1x4.yaml"}
     # On cards of 24 GB it is the fastest that fits.
     ranked, winner = chosen_for("qwen3-8b", Cluster("RTX 4090", 8, 1, host_gib=512))
-    assert winner.name == "FSDP2 offload" and winner.seconds < 0.95 * min(
-        c.seconds for c in ranked if c.fits and c is not winner
-    )
+    assert winner.name == "FSDP2 offload"
+    assert winner.seconds < 0.95 * min(c.seconds for c in ranked if c.fits and c is not winner)
     config = strategy_keys(winner)["accelerate_config"]
     assert config["fsdp_config"] == {"fsdp_version": 2, "fsdp_offload_params": True}

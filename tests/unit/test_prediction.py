@@ -233,14 +233,11 @@ def test_nor_does_an_unknown_architecture(load):
         job_of_run.job_of_run(load(training=HALF).recipe, SINGLE, BATCH, 16, 8, {"model_type": "mamba"}, "H100 80GB")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"strategy": zero(3, zero_hpz_partition_size=8)},
-        {"training": {"use_liger_kernel": True}, "model": {"use_peft": True}},
-    ],
-)
+@pytest.mark.parametrize("changes", [
+    {},
+    {"strategy": zero(3, zero_hpz_partition_size=8)},
+    {"training": {"use_liger_kernel": True}, "model": {"use_peft": True}},
+])  # fmt: skip
 def test_a_job_survives_run_yaml(job, changes):
     made = prediction.as_seen(job(**changes), tokens=4000.0, attended=812.5, labelled=0.4)
     assert job_record.job_of_record(yaml.safe_load(yaml.safe_dump(job_record.record(made))), "here") == made
@@ -281,9 +278,8 @@ def test_one_line_where_it_came_as_predicted():
 ])  # fmt: skip
 def test_one_sentence_where_it_did_not(figures, words):
     line, sentence = told(**figures)
-    assert (
-        line.startswith("after 10 steps: ") and words in sentence and sentence.count(". ") == 0 and sentence[-1] == "."
-    )
+    assert line.startswith("after 10 steps: ") and words in sentence and sentence.count(". ") == 0
+    assert sentence[-1] == "."
 
 
 def test_without_a_gpu_nothing_is_said_of_memory_and_without_a_prediction_the_reason():
@@ -301,9 +297,8 @@ def test_memory_is_that_of_the_largest_micro_batch(job):
     assert both.step_time == small.step_time and both.allocated_gib > small.allocated_gib
     assert both.allocated_between[0] < both.allocated_gib < both.allocated_between[1]
     entry = prediction.entry(both, prediction.Measured(10, 4, 2.0, 0.1, 50.0), device)
-    assert entry["measured"]["allocated_gib"] == 50.0 and entry["predicted"]["step_time"] == pytest.approx(
-        both.step_time, 1e-4
-    )
+    assert entry["measured"]["allocated_gib"] == 50.0
+    assert entry["predicted"]["step_time"] == pytest.approx(both.step_time, 1e-4)
     assert yaml.safe_load(yaml.safe_dump(entry)) == entry
 
 
@@ -341,9 +336,8 @@ def test_another_models_config_is_refused(beside, mistake, field, value):
     settings = beside({field: value})
     config = load_config(settings)
     message = mistake(check_beside, settings, config)
-    assert (
-        f"recipe/config.json: {field}" in message and repr(value) in message and repr(getattr(config, field)) in message
-    )
+    assert f"recipe/config.json: {field}" in message and repr(value) in message
+    assert repr(getattr(config, field)) in message
     assert "recipe was copied" in message and "remove it" in message
 
 

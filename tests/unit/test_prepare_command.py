@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import termios
+from contextlib import suppress
 
 import pytest
 
@@ -15,6 +16,7 @@ from brigade import __main__ as program
 from brigade.train.data import builtin, rows
 from brigade.train.data.layout import TEMPLATES
 from brigade.train.recipe.files import REPOSITORY
+from testing.chats import chat
 from testing.command_line import brigade
 
 
@@ -30,14 +32,10 @@ def home(tmp_path, monkeypatch, tokenizer):
         write(tmp_path / f"{name}.jsonl", count)
     (tmp_path / "sitecustomize.py").write_text(SLOW)
     monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
+    files = {"train_file": str(tmp_path / "train.jsonl"), "validation_file": str(tmp_path / "held.jsonl")}
     recipe = {
         "model": {"model_name_or_path": "recipes/tiny", "from_scratch": True, "tokenizer_name_or_path": str(tokenizer)},
-        "data": {
-            "train_file": str(tmp_path / "train.jsonl"),
-            "validation_file": str(tmp_path / "held.jsonl"),
-            "chat_template": "chatml",
-            "max_length": 64,
-        },
+        "data": files | {"chat_template": "chatml", "max_length": 64},
         "training": {"global_batch_size": 4, "learning_rate": 1e-3},
     }
     (tmp_path / "full.yaml").write_text(json.dumps(recipe))
@@ -45,18 +43,8 @@ def home(tmp_path, monkeypatch, tokenizer):
 
 
 def write(path, count):
-    lines = [
-        json.dumps(
-            {
-                "messages": [
-                    {"role": "user", "content": f"What follows {n} in {path.stem}?"},
-                    {"role": "assistant", "content": f"{n + 1} follows."},
-                ]
-            }
-        )
-        for n in range(count)
-    ]
-    path.write_text("\n".join(lines) + "\n")
+    chats = (chat(f"What follows {n} in {path.stem}?", f"{n + 1} follows.") for n in range(count))
+    path.write_text("".join(json.dumps(each) + "\n" for each in chats))
 
 
 def caches(home):
@@ -78,15 +66,9 @@ def prepare(home, capsys):
 
 
 def command(home, *flags):
+    words = [sys.executable, "-m", "brigade", "prepare", *flags]
     environment = os.environ | {"PYTHONPATH": str(home), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "brigade", "prepare", *flags],
-        cwd=REPOSITORY,
-        env=environment,
-        text=True,
-        timeout=120,
-        capture_output=True,
-    )
+    return subprocess.run(words, cwd=REPOSITORY, env=environment, text=True, timeout=120, capture_output=True)
 
 
 # A sitecustomize that lets one chunk of rows take longer than a bar needs to appear.
@@ -140,23 +122,14 @@ def on_a_terminal(home, *flags):
     """The same command whose output is a terminal; returns (exit code, all that it showed)."""
     leader, follower = pty.openpty()
     termios.tcsetwinsize(follower, (30, 120))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "brigade", "prepare", *flags],
-        cwd=REPOSITORY,
-        stdout=follower,
-        stderr=follower,
-        env=os.environ | {"PYTHONPATH": str(home), "TERM": "xterm", "OMP_NUM_THREADS": "1"},
-    )
+    words = [sys.executable, "-m", "brigade", "prepare", *flags]
+    environment = os.environ | {"PYTHONPATH": str(home), "TERM": "xterm", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(words, cwd=REPOSITORY, stdout=follower, stderr=follower, env=environment)
     os.close(follower)
     shown = b""
-    while True:
-        try:
-            part = os.read(leader, 65536)
-        except OSError:  # the terminal's other end is closed
-            break
-        if not part:
-            break
-        shown += part
+    with suppress(OSError):  # the terminal's other end is closed
+        while part := os.read(leader, 65536):
+            shown += part
     os.close(leader)
     return process.wait(60), shown.decode()
 
@@ -235,9 +208,7 @@ def folder_of(said):
 
 def test_what_changes_the_samples_makes_a_cache_beside_the_old(home, prepare, tokenizer):
     other = home / "other"
-    other.mkdir()
-    for path in tokenizer.iterdir():
-        (other / path.name).write_text(path.read_text())
+    shutil.copytree(tokenizer, other)
     content = json.loads((other / "tokenizer.json").read_text())
     content["model"]["merges"] = content["model"]["merges"][:-500]
     (other / "tokenizer.json").write_text(json.dumps(content))
@@ -268,16 +239,9 @@ def test_what_does_not_change_them_reads_the_old_one(home, prepare):
     before = caches(home)
     os.utime(home / "train.jsonl", (1, 1))  # touched
     (home / "renamed.jsonl").write_text((home / "train.jsonl").read_text())
-    for flags in (
-        [],
-        ["--output_dir", str(home / "elsewhere")],
-        ["--learning_rate", "5e-4"],
-        ["--seed", "7"],
-        ["--global_batch_size", "8"],
-        ["--dataset_num_proc", "2"],
-        ["--attn_implementation", "eager"],
-        ["--train_file", str(home / "renamed.jsonl")],
-    ):
+    changes = [f"--output_dir={home / 'elsewhere'}", "--learning_rate=5e-4", "--seed=7", "--global_batch_size=8"]
+    changes += ["--dataset_num_proc=2", "--attn_implementation=eager", f"--train_file={home / 'renamed.jsonl'}"]
+    for flags in ([], *([change] for change in changes)):
         said = prepare(*flags)
         assert folder_of(said) == folder_of(first) and "was there, read" in said, flags
     assert caches(home) == before

@@ -31,17 +31,14 @@ def prepared(monkeypatch, tmp_path):
     return make
 
 
-@pytest.mark.parametrize(
-    ("given", "set_then"),
-    [
-        ({}, GROW),
-        ({"rank": 1}, GROW | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}),
-        *(({name: own}, {name: own}) for name in read_once.ALLOCATOR for own in ("max_split_size_mb:128", "")),
-        ({"kernel": "5.15.167.4-microsoft-standard-WSL2"}, {}),  # the first allocation would fail
-        ({"hip": "7.2.0"}, {}),
-        ({"started": True}, {}),  # too late: the table of the run would be wrong
-    ],
-)
+@pytest.mark.parametrize("given, set_then", [
+    ({}, GROW),
+    ({"rank": 1}, GROW | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}),
+    *(({name: own}, {name: own}) for name in read_once.ALLOCATOR for own in ("max_split_size_mb:128", "")),
+    ({"kernel": "5.15.167.4-microsoft-standard-WSL2"}, {}),  # the first allocation would fail
+    ({"hip": "7.2.0"}, {}),
+    ({"started": True}, {}),  # too late: the table of the run would be wrong
+])  # fmt: skip
 def test_memory_is_taken_in_segments_that_grow_unless_they_cannot_or_the_user_says_otherwise(prepared, given, set_then):
     assert prepared(**given) == HF | set_then
 

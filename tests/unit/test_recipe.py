@@ -276,9 +276,8 @@ def test_a_run_continues_under_another_version_unless_it_computes_something_else
     told = mistake(open_run)
     assert all(word in told for word in words), told
     assert (f"continue the old one with --recipe '{file}' --output_dir" in told) is ("does not know" not in words)
-    assert f"a directory of its own: --output_dir '{file.parent}-2'" in told and told.index("-2") < told.index(
-        "--fresh"
-    )
+    assert f"a directory of its own: --output_dir '{file.parent}-2'" in told
+    assert told.index("-2") < told.index("--fresh")
 
 
 def test_nothing_here_imports_torch():

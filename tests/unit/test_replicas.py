@@ -31,18 +31,15 @@ def ranks(size, per_host, number=0):
 
 
 # ---- what a replica is ---------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("size", "per_host", "flags", "replicas", "kind"),
-    [
-        (2, 1, [], 2, "single"),  # a rank on each host
-        (4, 4, [], 4, "single"),  # one host
-        (4, 2, [], 2, "ddp"),  # hosts of several ranks
-        (4, 2, ["--sync_replica", "rank"], 4, "single"),
-        (4, 2, ["--ds_config", "ds_configs/zero2.json"], 2, "zero2"),
-        (8, 4, ["--accelerate_config", "FSDP2"], 2, "fsdp2"),
-        (8, 4, ["--accelerate_config", "HSDP"], 4, "fsdp2"),  # its groups
-    ],
-)
+@pytest.mark.parametrize("size, per_host, flags, replicas, kind", [
+    (2, 1, [], 2, "single"),  # a rank on each host
+    (4, 4, [], 4, "single"),  # one host
+    (4, 2, [], 2, "ddp"),  # hosts of several ranks
+    (4, 2, ["--sync_replica", "rank"], 4, "single"),
+    (4, 2, ["--ds_config", "ds_configs/zero2.json"], 2, "zero2"),
+    (8, 4, ["--accelerate_config", "FSDP2"], 2, "fsdp2"),
+    (8, 4, ["--accelerate_config", "HSDP"], 4, "fsdp2"),  # its groups
+])  # fmt: skip
 def test_what_a_replica_is(load, tmp_path, size, per_host, flags, replicas, kind):
     for name, config in (("FSDP2", FSDP2), ("HSDP", hsdp(4, 2))):
         (tmp_path / name).write_text(json.dumps(config))
@@ -62,26 +59,20 @@ def test_each_rank_knows_its_place():
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--outer_optim", "nesterov"], ["flag --outer_optim", "without sync_every"]),
-        (["--outer_momentum", "0.8"], ["flag --outer_momentum", "without sync_every"]),
-        (["--sync_precision", "int8"], ["flag --sync_precision", "without sync_every"]),
-        ([*ON, "--outer_learning_rate", "0.5"], ["flag --outer_learning_rate", "average", "nesterov"]),
-        ([*ON, "--sync_fragments", "6"], ["flag --sync_fragments", "6 fragments in 5 steps"]),
-        ([*ON, "--nonfinite", "rollback"], ["flag --nonfinite", "only one replica back"]),
-        ([*ON, "--loss_spike", "3"], ["flag --loss_spike", "only one replica back"]),
-        ([*ON, "--streaming", "--max_steps", "9"], ["flag --streaming", "every window"]),
-        ([*ON, "--sync_replica", "host"], ["flag --sync_every", "a single replica"]),
-        ([*ON, "--ds_config", "ds_configs/zero3_nvme.json"], ["flag --ds_config", "NVMe"]),
-        ([*ON, "--ds_config", "ds_configs/zero1_tp2.json"], ["flag --ds_config", "tensor 2"]),
-        (
-            [*ON, "--accelerate_config", "accelerate_configs/fsdp2_tp2_1x4.yaml"],
-            ["flag --accelerate_config", "tensor 2"],
-        ),
-    ],
-)
+@pytest.mark.parametrize("flags, words", [
+    (["--outer_optim", "nesterov"], ["flag --outer_optim", "without sync_every"]),
+    (["--outer_momentum", "0.8"], ["flag --outer_momentum", "without sync_every"]),
+    (["--sync_precision", "int8"], ["flag --sync_precision", "without sync_every"]),
+    ([*ON, "--outer_learning_rate", "0.5"], ["flag --outer_learning_rate", "average", "nesterov"]),
+    ([*ON, "--sync_fragments", "6"], ["flag --sync_fragments", "6 fragments in 5 steps"]),
+    ([*ON, "--nonfinite", "rollback"], ["flag --nonfinite", "only one replica back"]),
+    ([*ON, "--loss_spike", "3"], ["flag --loss_spike", "only one replica back"]),
+    ([*ON, "--streaming", "--max_steps", "9"], ["flag --streaming", "every window"]),
+    ([*ON, "--sync_replica", "host"], ["flag --sync_every", "a single replica"]),
+    ([*ON, "--ds_config", "ds_configs/zero3_nvme.json"], ["flag --ds_config", "NVMe"]),
+    ([*ON, "--ds_config", "ds_configs/zero1_tp2.json"], ["flag --ds_config", "tensor 2"]),
+    ([*ON, "--accelerate_config", "accelerate_configs/fsdp2_tp2_1x4.yaml"], ["flag --accelerate_config", "tensor 2"]),
+])  # fmt: skip
 def test_what_cannot_be(load, mistake, flags, words):
     said = mistake(choose, load(*flags), ranks(4, 4), {})
     assert all(word in said for word in words), said

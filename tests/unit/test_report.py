@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from brigade.__main__ import main
-from brigade.errors import UserError
 from brigade.report import charts, comparing, facts, figures, page, records
 from brigade.train.run import events
 from brigade.train.run import page as run_page
@@ -60,17 +59,14 @@ def test_the_verdict_of_a_run_that_failed_is_its_last_word(run):
     assert read(run)[0].verdict == ("failed", "It failed at step 200 of 200: rank 1 on node2: CUDA out of memory")
 
 
-@pytest.mark.parametrize(
-    "name, content, note",
-    [
-        ("events.jsonl", '{"event": "step", "st', "events.jsonl: 1 line of it is broken"),
-        ("events.jsonl", '[1]\n"step"\n', "events.jsonl: 2 lines of it are broken"),
-        ("answers.jsonl", "\x00\xff{", "answers.jsonl: 1 line of it is broken"),
-        ("trainer_state.json", '{"log_history": [', "trainer_state.json is broken"),
-        ("run.yaml", "run: [", "run.yaml"),
-        ("run.yaml", "- 1\n", "holds a list"),
-    ],
-)
+@pytest.mark.parametrize("name, content, note", [
+    ("events.jsonl", '{"event": "step", "st', "events.jsonl: 1 line of it is broken"),
+    ("events.jsonl", '[1]\n"step"\n', "events.jsonl: 2 lines of it are broken"),
+    ("answers.jsonl", "\x00\xff{", "answers.jsonl: 1 line of it is broken"),
+    ("trainer_state.json", '{"log_history": [', "trainer_state.json is broken"),
+    ("run.yaml", "run: [", "run.yaml"),
+    ("run.yaml", "- 1\n", "holds a list"),
+])  # fmt: skip
 def test_what_is_broken_is_named_and_the_rest_is_shown(run, name, content, note):
     with (run / name).open("a" if name.endswith("l") and "run" not in name else "w") as file:
         file.write(content)
@@ -322,6 +318,5 @@ def test_an_evaluation_after_training_is_an_event_too(tmp_path):
     assert [line["event"] for line in events.read(tmp_path)] == ["started", "evaluation"]
 
 
-def test_an_error_of_the_command_is_one_message(run):
-    with pytest.raises(UserError):
-        page.write_files(read(run), run / "run.yaml")
+def test_an_error_of_the_command_is_one_message(run, mistake):
+    mistake(lambda: page.write_files(read(run), run / "run.yaml"))

@@ -1,22 +1,18 @@
 """The loss of a mixture's routers is Transformers' own over all tokens of a step, however these are divided."""
 
-from contextlib import nullcontext
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from brigade.errors import UserError
 from brigade.train.data.collate import REAL, Collate, Layout, WithFiller
 from brigade.train.engines.parallel.sequence import DividedSequences
 from brigade.train.loss.router_loss import RouterLoss
 from brigade.train.model import experts
 from brigade.train.model.tiny import shrink
 from brigade.train.recipe import flags
+from testing.routers import passed, rows, trainer_of
 
-LENGTHS = (16, 5, 11, 9)
 COEFFICIENT = 0.5
 
 
@@ -26,28 +22,8 @@ def of(name, **changed):
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).train()
 
 
-def rows(begin=0, end=4):
-    """Padded sequences with random tokens."""
-    lengths = torch.tensor(LENGTHS)[begin:end]
-    ids = torch.randint(0, 64, (len(LENGTHS), max(LENGTHS)), generator=torch.Generator().manual_seed(1))[begin:end]
-    mask = (torch.arange(max(LENGTHS)) < lengths[:, None]).long()
-    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100), REAL: mask.bool()}
-
-
 def attached(model):
-    """A RouterLoss beside what it asks of a Trainer."""
-    trainer = SimpleNamespace(
-        model=model,
-        model_wrapped=model,
-        args=SimpleNamespace(device=torch.device("cpu")),
-        compute_loss_context_manager=nullcontext,
-        outputs=lambda model, inputs, _: passed(model, inputs),
-    )
-    return RouterLoss(trainer, COEFFICIENT, copies=1)
-
-
-def passed(model, inputs):
-    return model(**{key: value for key, value in inputs.items() if key != REAL}, use_cache=False)
+    return RouterLoss(trainer_of(model), COEFFICIENT, copies=1)
 
 
 def gradients(model):
@@ -127,22 +103,23 @@ def test_layers_that_are_computed_again_count_once():
 
 def test_a_step_that_is_left_out_is_not_logged():
     """As one whose loss was NaN, which would stay in all that follow."""
-    model, alone, logs = of("qwen3_moe"), {}, {}
-    loss = attached(model)
-    for bad in (False, True, False):
+
+    def one_step(loss):
         loss.before_micro_batches([rows()])
         loss.before_micro_batch(rows())
         passed(model, rows())
         loss.term()
+
+    model, alone, logs = of("qwen3_moe"), {}, {}
+    loss = attached(model)
+    for bad in (False, True, False):
+        one_step(loss)
         if bad:
             loss.sum += torch.nan
             loss.forget_step()
     loss.add_figures(logs, 3)
     first = attached(model)
-    first.before_micro_batches([rows()])
-    first.before_micro_batch(rows())
-    passed(model, rows())
-    first.term()
+    one_step(first)
     first.add_figures(alone, 1)
     assert logs["aux_loss"] == pytest.approx(alone["aux_loss"])
 
@@ -183,53 +160,42 @@ def test_each_rank_of_a_sequence_group_marks_its_own_part():
 
 
 # ---- who gets it -----------------------------------------------------------------------------------------------------
-def settings_of(*words):
-    return flags.load([*words])
-
-
 def config_of(name, **changed):
     return CONFIG_MAPPING[name](**changed)
 
 
-@pytest.mark.parametrize(
-    "words, changed, coefficient",
-    [
-        ([], {}, 0),
-        ([], {"output_router_logits": True}, 0.001),
-        ([], {"output_router_logits": True, "router_aux_loss_coef": 0.02}, 0.02),
-        (["--router_aux_loss_coef", "0.1"], {}, 0.1),
-        (["--router_aux_loss_coef", "0"], {"output_router_logits": True}, 0),
-    ],
-)
+@pytest.mark.parametrize("words, changed, coefficient", [
+    ([], {}, 0),
+    ([], {"output_router_logits": True}, 0.001),
+    ([], {"output_router_logits": True, "router_aux_loss_coef": 0.02}, 0.02),
+    (["--router_aux_loss_coef", "0.1"], {}, 0.1),
+    (["--router_aux_loss_coef", "0"], {"output_router_logits": True}, 0),
+])  # fmt: skip
 def test_the_recipe_decides_and_else_the_models_config(words, changed, coefficient):
-    assert experts.router_loss_coef(settings_of(*words), config_of("qwen3_moe", **changed)) == coefficient
+    assert experts.router_loss_coef(flags.load(words), config_of("qwen3_moe", **changed)) == coefficient
 
 
 ASKED = ["--router_aux_loss_coef", "0.1"]
 
 
-def test_a_config_that_asks_by_another_name_is_not_passed_over():
+def test_a_config_that_asks_by_another_name_is_not_passed_over(mistake):
     """JetMoE calls its weight aux_loss_coef."""
     config = config_of("jetmoe", output_router_logits=True)
-    assert experts.router_loss_coef(settings_of(), config)
-    with pytest.raises(UserError, match="no loss for the routers of jetmoe"):
-        experts.check_router_loss(settings_of(), config, 1)
+    assert experts.router_loss_coef(flags.load([]), config)
+    assert "no loss for the routers of jetmoe" in mistake(lambda: experts.check_router_loss(flags.load([]), config, 1))
 
 
-@pytest.mark.parametrize(
-    "model, words, stages, said",
-    [
-        ("deepseek_v3", ASKED, 1, "no loss for the routers of deepseek_v3"),
-        ("qwen3", ASKED, 1, "no loss for the routers of qwen3"),
-        ("doge", ASKED, 1, "no loss for the routers of doge"),
-        ("qwen3_moe", ASKED, 2, "each stage of a pipeline has some"),
-        ("qwen3_moe", [*ASKED, "--torch_compile", "true"], 1, "torch_compile hides"),
-        ("qwen3_moe", [*ASKED, "--sync_every", "5"], 1, "sync_every"),
-        ("qwen3_moe", [*ASKED, "--tiled_mlp", "auto"], 1, "tiled_mlp divides"),
-    ],
-)
-def test_what_cannot_have_it_is_refused_by_name(model, words, stages, said):
-    with pytest.raises(UserError, match=said) as told:
-        experts.check_router_loss(settings_of(*words), config_of(model), stages)
-    assert "router_aux_loss_coef" in str(told.value)
-    experts.check_router_loss(settings_of(*ASKED), config_of("qwen3_moe"), 1)
+@pytest.mark.parametrize("model, words, stages, said", [
+    ("deepseek_v3", ASKED, 1, "no loss for the routers of deepseek_v3"),
+    ("qwen3", ASKED, 1, "no loss for the routers of qwen3"),
+    ("doge", ASKED, 1, "no loss for the routers of doge"),
+    ("qwen3_moe", ASKED, 2, "each stage of a pipeline has some"),
+    ("qwen3_moe", [*ASKED, "--torch_compile", "true"], 1, "torch_compile hides"),
+    ("qwen3_moe", [*ASKED, "--sync_every", "5"], 1, "sync_every"),
+    ("qwen3_moe", [*ASKED, "--tiled_mlp", "auto"], 1, "tiled_mlp divides"),
+])  # fmt: skip
+def test_what_cannot_have_it_is_refused_by_name(model, words, stages, said, mistake):
+    message = mistake(lambda: experts.check_router_loss(flags.load(words), config_of(model), stages))
+    assert said in message
+    assert "router_aux_loss_coef" in message
+    experts.check_router_loss(flags.load(ASKED), config_of("qwen3_moe"), 1)

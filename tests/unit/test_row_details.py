@@ -154,16 +154,13 @@ def test_adapters_drop_by_default_in_ms_swift_litgpt_and_trl():
     assert made(task="lora", strategy="DDP, lora_dropout=0.1").adapter_dropout
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "unfused cross-entropy",
-        "no fused CE",
-        "cross_entropy_loss_fusion: false",
-        "vanilla cross-entropy",
-        "non-fused loss",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "unfused cross-entropy",
+    "no fused CE",
+    "cross_entropy_loss_fusion: false",
+    "vanilla cross-entropy",
+    "non-fused loss",
+])  # fmt: skip
 def test_an_unfused_loss_is_no_kernel(text):
     assert made(kernels=text).loss == "released"
     assert made(kernels=f"torch.compile, {text}").loss == "released"
@@ -200,9 +197,8 @@ def test_a_squared_relu_has_no_gate():
         {"model": "mine", "kernels": "relu^2"},
     ):
         shape = made(**wide | changes).shape
-        assert (
-            shape.family.squared and not shape.family.gated and shape.parameters / 1e9 == pytest.approx(15.6, rel=0.02)
-        )
+        assert shape.family.squared and not shape.family.gated
+        assert shape.parameters / 1e9 == pytest.approx(15.6, rel=0.02)
     assert "an MLP without a gate" in why(**wide, model="mine")
     assert made(model="Llama-3.1-Nemotron-Nano-8B").shape.family.gated
 

@@ -267,8 +267,7 @@ def test_a_bad_line_is_named_in_any_chunk(tmp_path, mistake, monkeypatch, bad, s
 def test_a_csv_line_that_is_none_is_named(tmp_path, mistake, line):
     path = tmp_path / "a.csv"
     path.write_text(f'text,answer\na,"two\nlines"\n{line}\n')
-    message = mistake(read, Csv([path]))
-    assert f"{path}, line 4" in message
+    assert f"{path}, line 4" in mistake(read, Csv([path]))
 
 
 @pytest.mark.parametrize("mark", [";", "\t"])

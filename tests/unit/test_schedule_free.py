@@ -82,13 +82,10 @@ def test_resting_and_a_checkpoint_at_rest_change_no_bit_of_what_follows():
         assert set(optimizer.state[one]) == set(loaded.state[three]) == {"step", "z", "exp_avg_sq"}
 
 
-@pytest.mark.parametrize(
-    "keys, says",
-    [
-        ({"lr_scheduler_type": "cosine"}, "averages weights in the place of a schedule"),
-        ({"lr_scheduler_type": "constant", "adam_beta1": 0}, "it is 0"),
-    ],
-)
+@pytest.mark.parametrize("keys, says", [
+    ({"lr_scheduler_type": "cosine"}, "averages weights in the place of a schedule"),
+    ({"lr_scheduler_type": "constant", "adam_beta1": 0}, "it is 0"),
+])  # fmt: skip
 def test_a_schedule_that_falls_is_refused(load, keys, says):
     with pytest.raises(UserError) as error:
         load(training={"optim": "schedule_free_adamw", **keys})

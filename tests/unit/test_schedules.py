@@ -8,7 +8,6 @@ import transformers
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from transformers.trainer_utils import SchedulerType
 
-from brigade.errors import UserError
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
 from brigade.train.recipe.schedules import ARGUMENTS, check_last_rate
@@ -55,9 +54,8 @@ def test_what_is_taken_is_computed_at_every_step(load, name, arguments):
 
 def test_the_last_tenth_decays_unless_something_else_is_said(load):
     run = run_of(load("--lr_scheduler_type", "warmup_stable_decay"))
-    assert schedule_arguments(run, 200) == {"num_decay_steps": 20} and schedule_arguments(run, 3) == {
-        "num_decay_steps": 1
-    }
+    assert schedule_arguments(run, 200) == {"num_decay_steps": 20}
+    assert schedule_arguments(run, 3) == {"num_decay_steps": 1}
     assert rate(run, 200, 180) == run.batch.learning_rate > rate(run, 200, 190) > rate(run, 200, 200) > 0
 
 
@@ -118,7 +116,6 @@ def test_numbers_that_yaml_takes_for_texts(load, write_recipe, text, number):
     assert flags.load(["--recipe", str(path)]).recipe.cluster.accelerate_config == {"a": {"b": number}}
 
 
-def test_a_table_without_end(write_recipe):
+def test_a_table_without_end(write_recipe, mistake):
     path = write_recipe(write_recipe().read_text() + "cluster: {ds_config: &x {a: *x}}\n")
-    with pytest.raises(UserError, match="a table that has an end"):
-        flags.load(["--recipe", str(path)])
+    assert "a table that has an end" in mistake(flags.load, ["--recipe", str(path)])

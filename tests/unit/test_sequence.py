@@ -47,9 +47,8 @@ def test_the_parts_of_a_micro_batch_are_the_whole(rows, of):
         assert (
             len(part["logits_to_keep"]) == part["shift_labels"].shape[1] > 0
         )  # each rank has a loss, be it of nothing
-        assert (
-            torch.equal(part["cu_seq_lens_q"], whole["cu_seq_lens_q"]) and part["max_length_q"] == whole["max_length_q"]
-        )
+        assert torch.equal(part["cu_seq_lens_q"], whole["cu_seq_lens_q"])
+        assert part["max_length_q"] == whole["max_length_q"]
     there = whole["shift_labels"][0] != IGNORED
     assert torch.equal(torch.cat(kept), whole["logits_to_keep"][there])
     assert torch.equal(torch.cat(targets), whole["shift_labels"][0][there])

@@ -93,17 +93,14 @@ def test_a_step_may_wait_for_a_trackers_server(trackers, elsewhere):
     assert TrainingSection.model_construct(report_to=trackers).reports_elsewhere == elsewhere
 
 
-@pytest.mark.parametrize(
-    "size, phase, seconds",
-    [
-        (16 * 50e6, heartbeat.CHECKPOINT, 300),  # a small model
-        (16 * 50e6, heartbeat.EVALUATION, 900),  # the untrained model's: the first pass of all, which compiles
-        (16 * 8e9, heartbeat.CHECKPOINT, 2560),
-        (16 * 8e9, heartbeat.EVALUATION, 900),
-        (4 * 405e9, heartbeat.CHECKPOINT, 3600),
-        (4 * 405e9, heartbeat.EVALUATION, 3240),
-    ],
-)
+@pytest.mark.parametrize("size, phase, seconds", [
+    (16 * 50e6, heartbeat.CHECKPOINT, 300),  # a small model
+    (16 * 50e6, heartbeat.EVALUATION, 900),  # the untrained model's: the first pass of all, which compiles
+    (16 * 8e9, heartbeat.CHECKPOINT, 2560),
+    (16 * 8e9, heartbeat.EVALUATION, 900),
+    (4 * 405e9, heartbeat.CHECKPOINT, 3600),
+    (4 * 405e9, heartbeat.EVALUATION, 3240),
+])  # fmt: skip
 def test_how_long_the_first_checkpoint_and_evaluation_may_stand_still_follows_from_the_models_size(
     clock, size, phase, seconds
 ):

@@ -154,7 +154,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage, problem", DAMAGE.values(), ids=DAMAGE)
-def test_a_run_is_finished_where_its_marker_and_its_model_are_whole(output, capsys, damage, problem):
+def test_a_run_is_finished_where_its_marker_and_its_model_are_whole(output, capsys, damage, problem, mistake):
     finish(output)
     damage(output)
     assert runs.unfinished(output) == problem
@@ -164,8 +164,7 @@ def test_a_run_is_finished_where_its_marker_and_its_model_are_whole(output, caps
     assert ("succeeded" in said) == (not problem) and (problem in said or "no success.json" in problem)
     of_model = problem.startswith("model")
     if of_model:
-        with pytest.raises(UserError, match="the run is finished, and its model is"):
-            saved_weights.find(output, None)
+        assert "the run is finished, and its model is" in mistake(saved_weights.find, output, None)
     else:
         assert saved_weights.find(output, None) == (output / "checkpoint-12" if problem else output)
     remote = SimpleNamespace(fresh=False, remote="s3://bucket/run")

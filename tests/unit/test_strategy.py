@@ -90,60 +90,45 @@ def test_8_bit_optimizers_are_refused_under_fsdp2(pick, mistake, optim):
     assert pick("--ds_config", "ds_configs/zero2.json", training={"optim": optim}).kind == "zero2"
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--use_peft"], "an adapter's weight is the product"),
-        (["--sync_every", "4"], "replicas that train independently"),
-        (["--ds_config", "ds_configs/zero3_nvme.json"], "from NVMe"),
-        (["--ds_config", "ds_configs/zero1_tp2.json"], "whole matrices"),
-        (["--ds_config", "ds_configs/zero1_pp2.json"], "in a pipeline"),
-        (["--accelerate_config", "accelerate_configs/fsdp2_ep2_1x4.yaml"], "where experts are divided"),
-    ],
-)
-def test_muon_is_refused_where_no_rank_can_gather_its_matrices(flags, words, pick, mistake):
-    message = mistake(pick, "--optim", "muon", *flags, size=4)
+MUON = ["--optim", "muon"]
+FREE = ["--optim", "schedule_free_adamw", "--lr_scheduler_type", "constant", "--warmup_steps", "0"]
+
+
+@pytest.mark.parametrize("optimizer, flags, words", [
+    (MUON, ["--use_peft"], "an adapter's weight is the product"),
+    (MUON, ["--sync_every", "4"], "replicas that train independently"),
+    (MUON, ["--ds_config", "ds_configs/zero3_nvme.json"], "from NVMe"),
+    (MUON, ["--ds_config", "ds_configs/zero1_tp2.json"], "whole matrices"),
+    (MUON, ["--ds_config", "ds_configs/zero1_pp2.json"], "in a pipeline"),
+    (MUON, ["--accelerate_config", "accelerate_configs/fsdp2_ep2_1x4.yaml"], "where experts are divided"),
+    (FREE, ["--sync_every", "4"], "replicas that train independently"),
+    (FREE, ["--ds_config", "ds_configs/zero3_nvme.json"], "on NVMe"),
+    (FREE, ["--ds_config", "ds_configs/zero1_tp2.json"], "where a tensor group divides"),
+    (FREE, ["--ds_config", "ds_configs/zero1_pp2.json"], "in a pipeline"),
+    (FREE, ["--accelerate_config", "accelerate_configs/fsdp2_ep2_1x4.yaml"], "where experts are divided"),
+    (FREE, ["--accelerate_config", "accelerate_configs/fsdp2_offload_1x4.yaml"], "shards in host memory"),
+])  # fmt: skip
+def test_an_optimizer_is_refused_where_no_rank_has_its_matrices_or_nobody_compared_it(
+    optimizer, flags, words, pick, mistake
+):
+    message = mistake(pick, *optimizer, *flags, size=4)
     assert "flag --optim" in message and words in message
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--sync_every", "4"], "replicas that train independently"),
-        (["--ds_config", "ds_configs/zero3_nvme.json"], "on NVMe"),
-        (["--ds_config", "ds_configs/zero1_tp2.json"], "where a tensor group divides"),
-        (["--ds_config", "ds_configs/zero1_pp2.json"], "in a pipeline"),
-        (["--accelerate_config", "accelerate_configs/fsdp2_ep2_1x4.yaml"], "where experts are divided"),
-        (["--accelerate_config", "accelerate_configs/fsdp2_offload_1x4.yaml"], "shards in host memory"),
-    ],
-)
-def test_schedule_free_adamw_is_refused_where_nobody_has_compared_it(flags, words, pick, mistake):
-    message = mistake(
-        pick, "--optim", "schedule_free_adamw", "--lr_scheduler_type", "constant", "--warmup_steps", "0", *flags, size=4
-    )
-    assert "flag --optim" in message and words in message
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--sync_every", "4"], "replicas that train independently"),
-        (["--objective", "dpo"], "objective dpo does not read weights"),
-        (["--use_liger_kernel", "true"], "Liger sums the losses"),
-        (["--images", "true"], "where rows have images"),
-    ],
-)
+@pytest.mark.parametrize("flags, words", [
+    (["--sync_every", "4"], "replicas that train independently"),
+    (["--objective", "dpo"], "objective dpo does not read weights"),
+    (["--use_liger_kernel", "true"], "Liger sums the losses"),
+    (["--images", "true"], "where rows have images"),
+])  # fmt: skip
 def test_weights_of_samples_are_refused_where_nobody_reads_them(flags, words, pick, mistake):
     assert words in mistake(pick, "--columns", "{weight: weight}", *flags, size=4)
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--ds_config", "ds_configs/zero1.json"],
-        ["--accelerate_config", "accelerate_configs/fsdp2_1x2.yaml"],
-    ],
-)
+@pytest.mark.parametrize("flags", [
+    ["--ds_config", "ds_configs/zero1.json"],
+    ["--accelerate_config", "accelerate_configs/fsdp2_1x2.yaml"],
+])  # fmt: skip
 def test_adafactor_is_refused_on_parts_of_matrices(flags, pick, mistake):
     message = mistake(pick, "--optim", "adafactor", *flags)
     assert "flag --optim" in message and "rows and columns of whole matrices" in message

@@ -62,9 +62,8 @@ def test_recordings_are_enough_and_name_their_source(name):
     dialogues = family["dialogues"]
     assert len({json.dumps([d["messages"], d.get("tools"), d.get("kwargs")]) for d in dialogues}) >= 5
     assert any(d.get("kwargs", {}).get("add_generation_prompt") for d in dialogues)
-    assert any(len(d["supervised"]) > 2 for d in dialogues) and any(
-        d["messages"][0]["role"] == "system" for d in dialogues
-    )
+    assert any(len(d["supervised"]) > 2 for d in dialogues)
+    assert any(d["messages"][0]["role"] == "system" for d in dialogues)
     roles = {message["role"] for d in dialogues for message in d["messages"]}
     assert ("tool" in roles) == (name not in WITHOUT_TOOLS)
     assert name in (*WITHOUT_TOOLS, "deepseek-v3.1", "phi4-mini", "smollm3") or any(d.get("tools") for d in dialogues)

@@ -45,16 +45,13 @@ def test_only_the_language_model_is_divided_beside_a_tower(kind, tmp_path):
     assert (kind == "gemma4") == bool(parts.why_undivided(whole.config))
 
 
-@pytest.mark.parametrize(
-    "changes, size, said",
-    [
-        ({"num_key_value_heads": 1}, 2, "num_key_value_heads 1"),
-        ({"num_key_value_heads": 2}, 4, "num_key_value_heads 2"),
-        ({"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 6}, 4, "num_attention_heads 6"),
-        ({"intermediate_size": 129}, 2, "intermediate_size 129"),
-        ({"vocab_size": 4097}, 2, "vocab_size 4097"),
-    ],
-)
+@pytest.mark.parametrize("changes, size, said", [
+    ({"num_key_value_heads": 1}, 2, "num_key_value_heads 1"),
+    ({"num_key_value_heads": 2}, 4, "num_key_value_heads 2"),
+    ({"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 6}, 4, "num_attention_heads 6"),
+    ({"intermediate_size": 129}, 2, "intermediate_size 129"),
+    ({"vocab_size": 4097}, 2, "vocab_size 4097"),
+])  # fmt: skip
 def test_what_does_not_divide_is_told(changes, size, said):
     problem, cure = tensor.check(config("llama", **changes), size)
     assert said in problem and f"{size} ranks" in problem and cure
@@ -121,16 +118,13 @@ def test_of_an_adapter_the_divided_side_is_divided():
     assert all(adapted.get_submodule(name) is not None for name in plan)
 
 
-@pytest.mark.parametrize(
-    "facts",
-    [
-        {"kind": "zero3", "method": "qlora"},
-        {"kind": "zero1", "method": "qdora"},
-        {"kind": "fsdp2", "method": "full", "torch_compile": True},
-        {"kind": "zero1", "method": "full", "use_liger_kernel": True},
-        {"kind": "zero1", "method": "full", "tiled_loss": True},
-    ],
-)
+@pytest.mark.parametrize("facts", [
+    {"kind": "zero3", "method": "qlora"},
+    {"kind": "zero1", "method": "qdora"},
+    {"kind": "fsdp2", "method": "full", "torch_compile": True},
+    {"kind": "zero1", "method": "full", "use_liger_kernel": True},
+    {"kind": "zero1", "method": "full", "tiled_loss": True},
+])  # fmt: skip
 def test_what_does_not_run_is_refused(facts):
     assert refusal(tensor=True, **facts)
 
@@ -176,20 +170,17 @@ def test_ddp_between_tensor_groups_shards_nothing(sequence, monkeypatch):
 NORMS_OF_PHI = [f"layers.*.self_attn.{of}_layernorm.{key}" for of in "kq" for key in ("bias", "weight")]
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "summed", "why"),
-    [
-        ("llama", {}, (), ""),
-        ("qwen3", {}, (), ""),
-        ("glm4", {}, (), ""),
-        ("qwen3_moe", {}, (), ""),
-        ("apertus", {}, ("layers.*.mlp.act_fn.alpha_n", "layers.*.mlp.act_fn.alpha_p"), ""),
-        ("phi", {"qk_layernorm": True}, NORMS_OF_PHI, ""),
-        ("cohere", {"use_qk_norm": True}, (), "must match the size"),
-        ("doge", {}, (), "must match the size"),
-        ("gemma3n_text", {}, (), "then has a loss of"),  # its sparsity is measured over all neurons of a layer
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("name, changes, summed, why", [
+    ("llama", {}, (), ""),
+    ("qwen3", {}, (), ""),
+    ("glm4", {}, (), ""),
+    ("qwen3_moe", {}, (), ""),
+    ("apertus", {}, ("layers.*.mlp.act_fn.alpha_n", "layers.*.mlp.act_fn.alpha_p"), ""),
+    ("phi", {"qk_layernorm": True}, NORMS_OF_PHI, ""),
+    ("cohere", {"use_qk_norm": True}, (), "must match the size"),
+    ("doge", {}, (), "must match the size"),
+    ("gemma3n_text", {}, (), "then has a loss of"),  # its sparsity is measured over all neurons of a layer
+])  # fmt: skip
 def test_parameters_outside_a_plan_that_lie_on_divided_activations_are_found(name, changes, summed, why):
     found, said = tensor_trial.summed(config(name, **changes))
     assert sorted(found) == list(summed) and why in said and bool(why) == bool(said)
@@ -217,30 +208,24 @@ def test_what_is_summed_has_its_name_in_a_model_that_adapters_wrap(name):
     assert len(parameters) == 8 and all(plan[key] == tensor_plan.NORMS for key in parameters)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "tensor_size", "shards", "fits"),
-    [
-        ({"q": 4096}, 8, 3, "DDP, ZeRO"),  # Qwen3-8B on three hosts of eight
-        ({"q": 4096}, 4, 6, "HSDP (dp_replicate_size 3, dp_shard_size 2)"),
-        ({"q": 4096}, 1, 3, ""),
-        ({"q": 4096, "ffn": 12288}, 8, 4, ""),
-        ({"q": 24}, 8, 3, ""),
-    ],
-)
+@pytest.mark.parametrize("sizes, tensor_size, shards, fits", [
+    ({"q": 4096}, 8, 3, "DDP, ZeRO"),  # Qwen3-8B on three hosts of eight
+    ({"q": 4096}, 4, 6, "HSDP (dp_replicate_size 3, dp_shard_size 2)"),
+    ({"q": 4096}, 1, 3, ""),
+    ({"q": 4096, "ffn": 12288}, 8, 4, ""),
+    ({"q": 24}, 8, 3, ""),
+])  # fmt: skip
 def test_a_divided_matrix_is_sharded_evenly_or_refused(sizes, tensor_size, shards, fits):
     mistake = axis_rules.uneven_parts(sizes, tensor_size, shards)
     assert bool(mistake) == bool(fits) and (not mistake or fits in mistake[1])
 
 
-@pytest.mark.parametrize(
-    ("strategy", "world", "shards"),
-    [
-        (Strategy("fsdp2", "", "", axes=Axes(tensor=2)), 6, 3),
-        (Strategy("hsdp", "", "", replicate=3, shard=2, axes=Axes(tensor=2)), 12, 2),
-        (Strategy("ddp", "", "", axes=Axes(tensor=2)), 6, 1),
-        (Strategy("zero1", "", "", ds_config={}, axes=Axes(tensor=2)), 6, 1),
-    ],
-)
+@pytest.mark.parametrize("strategy, world, shards", [
+    (Strategy("fsdp2", "", "", axes=Axes(tensor=2)), 6, 3),
+    (Strategy("hsdp", "", "", replicate=3, shard=2, axes=Axes(tensor=2)), 12, 2),
+    (Strategy("ddp", "", "", axes=Axes(tensor=2)), 6, 1),
+    (Strategy("zero1", "", "", ds_config={}, axes=Axes(tensor=2)), 6, 1),
+])  # fmt: skip
 def test_over_how_many_ranks_fsdp2_shards(strategy, world, shards):
     assert strategy.shards(world) == shards
 

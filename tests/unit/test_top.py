@@ -95,14 +95,11 @@ def test_two_looks_make_rates(watching):
     assert "75" in text and "3.0/24 GiB" in text and "2.0 MB/s" in text and "All ranks move." in text
 
 
-@pytest.mark.parametrize(
-    "last, mark, verdict",
-    [
-        ({"state": "stopped"}, "STOPPED", "rank 1 on node2 has been stopped (SIGSTOP, or a debugger) since step 41"),
-        ({"state": "gone"}, "GONE", "rank 1 on node2 has not answered since step 41"),
-        ({"seconds": 30.0, "phase": "data"}, "silent for 30 s", "rank 1 on node2 has waited in data loading since step 41"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("last, mark, verdict", [
+    ({"state": "stopped"}, "STOPPED", "rank 1 on node2 has been stopped (SIGSTOP, or a debugger) since step 41"),
+    ({"state": "gone"}, "GONE", "rank 1 on node2 has not answered since step 41"),
+    ({"seconds": 30.0, "phase": "data"}, "silent for 30 s", "rank 1 on node2 has waited in data loading since step 41"),
+])  # fmt: skip
 def test_who_stands_apart_is_marked_and_the_watchdog_says_why(watching, last, mark, verdict):
     quiet = {"seconds": 30.0} if last.get("seconds") else {}
     text = shown(watching(node1=[facts(1.0, [says(0, **quiet)])], node2=[facts(1.0, [says(1, "node2", **last)])]))
@@ -149,19 +146,16 @@ def test_who_is_behind_is_told_by_what_others_had_written_before(watching):
 def test_a_lost_host_is_named_and_its_ranks_with_it(watching):
     files = [says(0), says(1, "node2")]
     text = shown(watching(node1=[facts(1.0, [says(0)])], node2="No route to host", read=files))
-    assert (
-        "LOST: No route to host" in text and "host lost" in line(text, 1) and "rank 1 on node2 has not answered" in text
-    )
+    assert "LOST: No route to host" in text and "host lost" in line(text, 1)
+    assert "rank 1 on node2 has not answered" in text
 
 
 def test_a_slow_rank_is_marked_until_the_run_finds_none(watching):
     slow = {"event": "slow", "rank": 1, "host": "node2", "score": 0.61, "why": "the others wait for its forward pass"}
     seen = {"node1": [facts(1.0, [says(0), says(1)])]}
     text = shown(watching(told=[slow, {"event": "step", "slowest_rank_score": 0.61}], **seen))
-    assert (
-        "SLOWEST" in line(text, 1)
-        and "rank 1 on node1 is slow, score 0.61: the others wait for its forward pass" in text
-    )
+    assert "SLOWEST" in line(text, 1)
+    assert "rank 1 on node1 is slow, score 0.61: the others wait for its forward pass" in text
     text = shown(watching(told=[slow, {"event": "step", "slowest_rank_score": 0.95}], **seen))
     assert "SLOWEST" not in text and "All ranks move." in text
 
@@ -270,15 +264,12 @@ def _read_until(terminal, words, process, patience=60):
     return said
 
 
-@pytest.mark.parametrize(
-    "words, said",
-    [
-        ([], "there is no run in outputs/"),
-        (["."], "names a host"),
-        (["no"], "there is no such directory"),
-        (["--hostfile", "no"], "no"),
-    ],
-)
+@pytest.mark.parametrize("words, said", [
+    ([], "there is no run in outputs/"),
+    (["."], "names a host"),
+    (["no"], "there is no such directory"),
+    (["--hostfile", "no"], "no"),
+])  # fmt: skip
 def test_mistakes_are_told_at_once(tmp_path, monkeypatch, capsys, words, said):
     monkeypatch.chdir(tmp_path)
     assert main(["top", *words]) == 2

@@ -16,52 +16,46 @@ CU130 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
 CU126 = ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"]
 
 
-@pytest.mark.parametrize(
-    ("driver", "cuda", "capability", "says"),
-    [
-        ("535.129.03", "13.0", None, ("535.129.03", "CUDA 13.0", "580 or newer", "index cu126")),
-        ("570.86.15", "13.2", (9, 0), ("580 or newer", "index cu126")),
-        ("570.86.15", "13.0", (7, 0), ("580 or newer", "index cu126")),
-        ("570.86.15", "13.0", (10, 0), ("580 or newer", "!index")),  # cu126 has no code for it
-        ("470.42.01", "12.8", None, ("525 or newer", "!index")),  # none of this torch is for CUDA 11
-        ("390.48", "11.8", None, ("450 or newer", "!index")),
-        ("580.65.06", "13.0", None, ()),
-        ("535.129.03", "12.6", None, ()),  # minor versions of CUDA 12 run on the first driver for it
-        ("600.1", "14.0", None, ()),  # nobody knows yet what that wants
-        (None, "13.0", None, ()),
-        ("535.129.03", None, None, ()),
-    ],
-)
+@pytest.mark.parametrize("driver, cuda, capability, says", [
+    ("535.129.03", "13.0", None, ("535.129.03", "CUDA 13.0", "580 or newer", "index cu126")),
+    ("570.86.15", "13.2", (9, 0), ("580 or newer", "index cu126")),
+    ("570.86.15", "13.0", (7, 0), ("580 or newer", "index cu126")),
+    ("570.86.15", "13.0", (10, 0), ("580 or newer", "!index")),  # cu126 has no code for it
+    ("470.42.01", "12.8", None, ("525 or newer", "!index")),  # none of this torch is for CUDA 11
+    ("390.48", "11.8", None, ("450 or newer", "!index")),
+    ("580.65.06", "13.0", None, ()),
+    ("535.129.03", "12.6", None, ()),  # minor versions of CUDA 12 run on the first driver for it
+    ("600.1", "14.0", None, ()),  # nobody knows yet what that wants
+    (None, "13.0", None, ()),
+    ("535.129.03", None, None, ()),
+])  # fmt: skip
 def test_a_driver_is_compared_with_the_cuda_that_torch_is_built_for(driver, cuda, capability, says):
     found = torch_build.too_old(driver, cuda, capability)
     assert bool(found) == bool(says)
     _says(" ".join(found or ()), says)
 
 
-@pytest.mark.parametrize(
-    ("capability", "architectures", "driver", "says"),
-    [
-        ((7, 0), CU130, "580.65.06", ("sm_70", "sm_75, sm_80", "install torch from PyTorch's index cu126")),  # V100
-        ((6, 0), CU130, None, ("sm_60", "index cu126")),
-        ((10, 0), CU126, "580.65.06", ("sm_100", "install torch from PyTorch's index cu130")),  # B200
-        ((12, 0), CU126, "580.65.06", ("sm_120", "index cu130")),  # RTX 5090
-        ((12, 0), CU126, "570.86.15", ("a newer driver, and torch from PyTorch's index cu130",)),
-        ((3, 7), CU126, "580.65.06", ("sm_37", "another GPU", "!index")),  # K80
-        ((10, 0), ["sm_90a"], "580.65.06", ("sm_100",)),
-        ((9, 0), ["sm_86", "sm_100"], None, ("sm_90",)),
-        ((8, 0), ["sm_86", "sm_90"], None, ("sm_80",)),
-        ((8, 9), CU130, None, ()),  # RTX 4090: sm_86 runs there
-        ((8, 9), CU126, None, ()),
-        ((12, 1), CU130, None, ()),  # GB10
-        ((10, 3), CU130, None, ()),  # B300
-        ((9, 0), CU126, None, ()),
-        ((9, 0), ["sm_90a"], None, ()),
-        ((10, 3), ["sm_100f"], None, ()),
-        ((13, 0), CU130, None, ()),  # by compute_120
-        ((7, 0), [], None, ()),  # a build that does not tell
-        ((7, 0), ["native"], None, ()),
-    ],
-)
+@pytest.mark.parametrize("capability, architectures, driver, says", [
+    ((7, 0), CU130, "580.65.06", ("sm_70", "sm_75, sm_80", "install torch from PyTorch's index cu126")),  # V100
+    ((6, 0), CU130, None, ("sm_60", "index cu126")),
+    ((10, 0), CU126, "580.65.06", ("sm_100", "install torch from PyTorch's index cu130")),  # B200
+    ((12, 0), CU126, "580.65.06", ("sm_120", "index cu130")),  # RTX 5090
+    ((12, 0), CU126, "570.86.15", ("a newer driver, and torch from PyTorch's index cu130",)),
+    ((3, 7), CU126, "580.65.06", ("sm_37", "another GPU", "!index")),  # K80
+    ((10, 0), ["sm_90a"], "580.65.06", ("sm_100",)),
+    ((9, 0), ["sm_86", "sm_100"], None, ("sm_90",)),
+    ((8, 0), ["sm_86", "sm_90"], None, ("sm_80",)),
+    ((8, 9), CU130, None, ()),  # RTX 4090: sm_86 runs there
+    ((8, 9), CU126, None, ()),
+    ((12, 1), CU130, None, ()),  # GB10
+    ((10, 3), CU130, None, ()),  # B300
+    ((9, 0), CU126, None, ()),
+    ((9, 0), ["sm_90a"], None, ()),
+    ((10, 3), ["sm_100f"], None, ()),
+    ((13, 0), CU130, None, ()),  # by compute_120
+    ((7, 0), [], None, ()),  # a build that does not tell
+    ((7, 0), ["native"], None, ()),
+])  # fmt: skip
 def test_a_gpu_is_compared_with_what_torch_has_code_for(capability, architectures, driver, says):
     found = torch_build.without_code(capability, architectures, driver)
     assert bool(found) == bool(says), found
@@ -112,25 +106,19 @@ PROCESSOR = (0, "cpu_cores_count 96\ngfx_target_version 0\n")
 RYZEN = "cpu_cores_count 0\nsimd_count 4\ngfx_target_version 100306\n"
 
 
-@pytest.mark.parametrize(
-    ("nodes", "count"),
-    [
-        ([PROCESSOR, PROCESSOR, *[(51140, MI300X)] * 8], 8),
-        ([(0, None), (7, None), (9, None)], 2),  # nothing but the number
-        ([PROCESSOR, (None, None), (4719, MI300X)], 1),  # of a container that may use one of two
-        ([PROCESSOR, (17432, RYZEN)], 0),  # graphics inside a desktop's processor
-        ([PROCESSOR], 0),
-        ([], 0),
-    ],
-)
-@pytest.mark.parametrize(
-    ("cuda", "hip", "says"),
-    [
-        ("13.0", None, ("for CUDA 13.0, which is NVIDIA's", "index rocm7.2", "CUDA_VISIBLE_DEVICES= ")),
-        (None, None, ("a build for CPUs", "index rocm7.2", "CUDA_VISIBLE_DEVICES= ")),
-        (None, "7.2.0", ("for ROCm 7.2.0 sees none", "render and video", "!index")),
-    ],
-)
+@pytest.mark.parametrize("nodes, count", [
+    ([PROCESSOR, PROCESSOR, *[(51140, MI300X)] * 8], 8),
+    ([(0, None), (7, None), (9, None)], 2),  # nothing but the number
+    ([PROCESSOR, (None, None), (4719, MI300X)], 1),  # of a container that may use one of two
+    ([PROCESSOR, (17432, RYZEN)], 0),  # graphics inside a desktop's processor
+    ([PROCESSOR], 0),
+    ([], 0),
+])  # fmt: skip
+@pytest.mark.parametrize("cuda, hip, says", [
+    ("13.0", None, ("for CUDA 13.0, which is NVIDIA's", "index rocm7.2", "CUDA_VISIBLE_DEVICES= ")),
+    (None, None, ("a build for CPUs", "index rocm7.2", "CUDA_VISIBLE_DEVICES= ")),
+    (None, "7.2.0", ("for ROCm 7.2.0 sees none", "render and video", "!index")),
+])  # fmt: skip
 def test_gpus_of_amd_are_counted_and_refused_whatever_torch_is(amd, monkeypatch, nodes, count, cuda, hip, says):
     """A host with eight of them was one without GPUs for PyPI's torch, and trained on its processor."""
     amd(*nodes)

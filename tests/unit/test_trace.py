@@ -20,11 +20,7 @@ from testing.small_configs import EXPERTS, LENGTH, NEOX, SMALL, SPARSE, config
 from testing.trace_settings import TraceSettings, settings_of
 from testing.traced_model import measure
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path))
-    return tmp_path / "digests"
+pytestmark = pytest.mark.usefixtures("digests")
 
 
 # ---- counting ----------------------------------------------------------------------------------------------------
@@ -117,16 +113,13 @@ def test_formula_and_trace_agree(family, engine, checkpointing, kernels):
     assert logit_bytes(job) == pytest.approx(found.loss, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    "family, values",
-    [
-        ("gemma3_text", {"sliding_window": 64}),
-        ("phi3", {"pad_token_id": 0}),
-        ("qwen3_moe", EXPERTS),
-        ("gpt_oss", SPARSE),
-        ("gpt_neox", NEOX),
-    ],
-)
+@pytest.mark.parametrize("family, values", [
+    ("gemma3_text", {"sliding_window": 64}),
+    ("phi3", {"pad_token_id": 0}),
+    ("qwen3_moe", EXPERTS),
+    ("gpt_oss", SPARSE),
+    ("gpt_neox", NEOX),
+])  # fmt: skip
 def test_layers_of_other_families_agree(family, values):
     document = {"model_type": family, **(values if values is NEOX else SMALL | values)}
     for attention in ("flash2", "eager"):
@@ -163,7 +156,7 @@ print(shape_from_model(json.loads(sys.argv[1])).parameters, "torch" in sys.modul
 """
 
 
-def test_a_second_call_imports_no_torch(cache):
+def test_a_second_call_imports_no_torch(digests):
     document = config()
     shape = shape_from_model(document)
     command = [sys.executable, "-c", READ, json.dumps(document)]
@@ -179,9 +172,9 @@ def test_a_model_leaves_its_config_as_it_was():
     assert json.dumps(document) == before
 
 
-def test_another_config_or_version_is_read_again(cache, monkeypatch):
+def test_another_config_or_version_is_read_again(digests, monkeypatch):
     def files():
-        return len(list(cache.iterdir()))
+        return len(list(digests.iterdir()))
 
     shape_from_model(config())
     shape_from_model(config())
@@ -208,7 +201,7 @@ def test_a_plan_imports_no_torch():
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def test_a_broken_cache_is_made_anew(cache):
+def test_a_broken_cache_is_made_anew(digests):
     shape = shape_from_model(config())
-    next(cache.iterdir()).write_text("{")
+    next(digests.iterdir()).write_text("{")
     assert shape_from_model(config()) == shape

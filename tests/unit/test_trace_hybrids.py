@@ -7,7 +7,6 @@ import torch
 import yaml
 from peft import LoraConfig, get_peft_model
 
-from brigade.errors import UserError
 from brigade.plan.choice import job_of_run, job_record
 from brigade.plan.choice.search import KNOWN
 from brigade.plan.costs.activations import activation_bytes, logit_bytes
@@ -24,11 +23,7 @@ from testing.small_configs import EXPERTS, LENGTH, config
 from testing.trace_settings import TraceSettings, settings_of
 from testing.traced_model import measure
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path))
-    return tmp_path / "digests"
+pytestmark = pytest.mark.usefixtures("digests")
 
 
 # Hybrids: three layers of four without attention, as Qwen3.5 has them, and LFM2's convolutions.
@@ -254,18 +249,16 @@ def test_nemotron_3_nano_has_the_parameters_that_are_published():
     )
 
 
-def test_experts_that_read_a_latent_vector_are_refused():
+def test_experts_that_read_a_latent_vector_are_refused(mistake):
     document = {"model_type": "nemotron_h", **APART, "layers_block_type": PATTERNS["moe"], "moe_latent_size": 32}
-    with pytest.raises(UserError, match="its read 32 numbers"):
-        described(document, "x")
+    assert "its read 32 numbers" in mistake(described, document, "x")
 
 
-def test_a_hybrid_attends_in_some_layers_only():
+def test_a_hybrid_attends_in_some_layers_only(mistake):
     shape = described(config("qwen3_5_text", **HYBRIDS["qwen3_5_text"] | {"num_hidden_layers": 4}), "x")
     assert shape.attended(1000) == 250 and Job(shape, 1000).scored == 1000
     for axis in ("tensor", "context"):
-        with pytest.raises(UserError, match="gated delta rule"):
-            Job(shape, 1000, **{axis: 2})
+        assert "gated delta rule" in mistake(Job, shape, 1000, **{axis: 2})
     assert not KNOWN["tensor"](shape) and not KNOWN["sequence"](shape) and KNOWN["stages"](shape)
 
 

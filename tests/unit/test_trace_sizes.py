@@ -6,7 +6,6 @@ import pytest
 import torch
 import yaml
 
-from brigade.errors import UserError
 from brigade.plan.choice import job_record
 from brigade.plan.choice.search import KNOWN
 from brigade.plan.costs.activations import activation_bytes, logit_bytes
@@ -19,11 +18,7 @@ from testing.small_configs import LENGTH, config
 from testing.trace_settings import settings_of
 from testing.traced_model import measure
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path))
-    return tmp_path / "digests"
+pytestmark = pytest.mark.usefixtures("digests")
 
 
 # Gemma 4's three kinds of model: keys and values of an earlier layer, with a second embedding; keys that are the values; experts
@@ -65,14 +60,13 @@ def test_layers_of_different_sizes_agree(name, kernels):
     assert layer_seconds(job, gpu("H100 80GB"), shape.moe_layers > 0)[0] > 0
 
 
-def test_layers_that_differ_in_something_else_are_refused():
+def test_layers_that_differ_in_something_else_are_refused(mistake):
     heads = [4, 8] * 2
     document = {"model_type": "laguna", "num_hidden_layers": 4, "num_attention_heads_per_layer": heads}
-    with pytest.raises(UserError, match="its layers differ in num_attention_heads"):
-        described(document, "x")
+    assert "its layers differ in num_attention_heads" in mistake(described, document, "x")
 
 
-def test_layers_of_different_sizes_are_counted_by_kind():
+def test_layers_of_different_sizes_are_counted_by_kind(mistake):
     shape = described(config("gemma4_text", **GEMMA | OWN_SIZES["shared"]), "x")
     assert [(one.layers, one.head_dim, one.window, one.made, one.ffn) for one in shape.sizes] == [
         (4, 64, 128, 2, 352), (2, 512, 0, 2, 352), (4, 64, 128, 0, 704), (2, 512, 0, 0, 704),
@@ -83,8 +77,7 @@ def test_layers_of_different_sizes_are_counted_by_kind():
     # Two in three layers see 128 tokens, by heads of which eight are as wide as one of the others'.
     assert shape.attended(1024) == pytest.approx((8 * 128 / 8 + 4 * 1024) / 12)
     for axis in ("tensor", "context", "pipeline"):
-        with pytest.raises(UserError, match="layers of different sizes"):
-            Job(shape, 1000, **{axis: 2})
+        assert "layers of different sizes" in mistake(Job, shape, 1000, **{axis: 2})
     assert not any(KNOWN[axis](shape) for axis in ("tensor", "sequence", "stages"))
     job = Job(shape, 1000)
     assert job_record.job_of_record(yaml.safe_load(yaml.safe_dump(job_record.record(job))), "run.yaml") == job

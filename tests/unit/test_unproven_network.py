@@ -59,10 +59,11 @@ def test_what_was_measured_is_not_widened(shape, tmp_path, monkeypatch):
 
 def test_advice_for_more_hosts_says_to_measure_first(shape, tmp_path, monkeypatch):
     workload, cluster = Workload(shape), Cluster("A100 80GB", 8, 2, link="4x20 Gb/s")
-    _, sentences = goals.pick(goals.answer(workload, cluster), "")
+    whole = goals.answer(workload, cluster)
+    _, sentences = goals.pick(whole, "")
     said = next(one for one in sentences if one.startswith("Measure the network first"))
     assert "brigade check --hostfile FILE --calibrate" in said and "1 host with 8 GPUs train sooner" in said
-    _, (first, *others) = goals.pick(goals.answer(workload, cluster), "fastest")
+    _, (first, *others) = goals.pick(whole, "fastest")
     assert "2 hosts" in first and others == [said]
     (tmp_path / "measured.yaml").write_text("factors:\n  A100 80GB:\n    network: {factor: 1.0, runs: {check: 1.0}}\n")
     monkeypatch.setenv("BRIGADE_CALIBRATION", str(tmp_path / "measured.yaml"))

@@ -44,21 +44,18 @@ def rank(monkeypatch):
     return settle
 
 
-@pytest.mark.parametrize(
-    ("given", "asked"),
-    [
-        ("0,1", "2,3"),
-        ("0,1", "2,3,4,5"),  # more than ranks
-        ("0,1", "3,2"),
-        ("0,1", "GPU-8932f937-d72c,GPU-45cc"),
-        ("0", "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f"),
-        ("0", "MIG-GPU-8932f937/1/0"),
-        ("0,1", "0000:3b:00.0,0000:af:00.0"),
-        ("0,1", ""),  # a CPU
-        ("0,1", "-1"),
-        (None, "2,3"),
-    ],
-)
+@pytest.mark.parametrize("given, asked", [
+    ("0,1", "2,3"),
+    ("0,1", "2,3,4,5"),  # more than ranks
+    ("0,1", "3,2"),
+    ("0,1", "GPU-8932f937-d72c,GPU-45cc"),
+    ("0", "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f"),
+    ("0", "MIG-GPU-8932f937/1/0"),
+    ("0,1", "0000:3b:00.0,0000:af:00.0"),
+    ("0,1", ""),  # a CPU
+    ("0,1", "-1"),
+    (None, "2,3"),
+])  # fmt: skip
 def test_what_launch_hands_on_is_what_a_rank_sees(rank, capsys, given, asked):
     gpus, sees = rank(given, asked)
     assert sees == asked and visible.ASKED not in os.environ, "a rehearsal on the CPU starts further processes"
@@ -66,26 +63,23 @@ def test_what_launch_hands_on_is_what_a_rank_sees(rank, capsys, given, asked):
     assert (f"CUDA_VISIBLE_DEVICES={asked} " in capsys.readouterr().out) == bool(visible.entries(asked))
 
 
-@pytest.mark.parametrize(
-    ("given", "found", "sees", "says"),
-    [
-        ("0,1", (), "0,1", ""),
-        ("2,3", (None, "2,3"), "2,3", "use 2, 3"),  # without a flag DeepSpeed takes the list
-        ("0,1", (None, "0,1,2,3,4,5,6,7"), "0,1", "use 0, 1"),  # --num_gpus of a list that a scheduler has set
-        ("4,5", (None, "0,1,2,3,4,5,6,7"), "4,5", "use 4, 5"),  # --include
-        ("1,0", ("0,1",), "1,0", "use 1, 0"),
-        ("0,1", (None, ""), "", ""),  # who asks for a CPU gets one
-        ("0,1", (None, "-1"), "-1", ""),
-        ("0,1", (None, None, "2,3"), "0,1", ""),  # a shell's, which `deepspeed` did not inherit
-        ("0,1", (None, "2,3"), "", "refused"),  # --num_gpus 2
-        ("0,1", ("2,3", "2,3"), "", "refused"),  # a hostfile
-        ("0,1", ("2,3", None), "", "refused"),  # on a further host, of its own
-        ("0,1,2", (None, "0,1"), "", "refused"),
-        ("0,1", (None, "GPU-8932f937,GPU-45cc"), "", "refused"),  # nothing compares a number with a name
-        ("0", (None, "MIG-c6d4f1ef"), "", "refused"),
-        ("0,1", (None, "0,-1,1"), "", "refused"),  # CUDA takes the list as far as -1
-    ],
-)
+@pytest.mark.parametrize("given, found, sees, says", [
+    ("0,1", (), "0,1", ""),
+    ("2,3", (None, "2,3"), "2,3", "use 2, 3"),  # without a flag DeepSpeed takes the list
+    ("0,1", (None, "0,1,2,3,4,5,6,7"), "0,1", "use 0, 1"),  # --num_gpus of a list that a scheduler has set
+    ("4,5", (None, "0,1,2,3,4,5,6,7"), "4,5", "use 4, 5"),  # --include
+    ("1,0", ("0,1",), "1,0", "use 1, 0"),
+    ("0,1", (None, ""), "", ""),  # who asks for a CPU gets one
+    ("0,1", (None, "-1"), "-1", ""),
+    ("0,1", (None, None, "2,3"), "0,1", ""),  # a shell's, which `deepspeed` did not inherit
+    ("0,1", (None, "2,3"), "", "refused"),  # --num_gpus 2
+    ("0,1", ("2,3", "2,3"), "", "refused"),  # a hostfile
+    ("0,1", ("2,3", None), "", "refused"),  # on a further host, of its own
+    ("0,1,2", (None, "0,1"), "", "refused"),
+    ("0,1", (None, "GPU-8932f937,GPU-45cc"), "", "refused"),  # nothing compares a number with a name
+    ("0", (None, "MIG-c6d4f1ef"), "", "refused"),
+    ("0,1", (None, "0,-1,1"), "", "refused"),  # CUDA takes the list as far as -1
+])  # fmt: skip
 def test_who_types_deepspeed_is_told_which_gpus_are_used_and_others_are_refused(rank, capsys, given, found, sees, says):
     gpus, seen = rank(given, None, *found)
     assert seen == sees, "a rank that is refused takes no GPU"
@@ -151,17 +145,14 @@ print(f"rank {{os.environ['RANK']}} sees {{os.environ.get('CUDA_VISIBLE_DEVICES'
 
 
 @pytest.mark.slow  # each start of DeepSpeed's launcher imports torch
-@pytest.mark.parametrize(
-    ("variables", "words", "said"),
-    [
-        ({visible.VISIBLE: "2,3"}, ["--hostfile"], "sees '', others ['0', '1']"),
-        ({visible.VISIBLE: "2,3", visible.ASKED: "2,3"}, ["--hostfile"], "sees '2,3', others []"),
-        ({visible.VISIBLE: "2,3"}, ["--num_gpus", "2"], "sees '', others ['0', '1']"),
-        ({visible.VISIBLE: "2,3", visible.ASKED: "2,3"}, ["--num_gpus", "2"], "sees '2,3', others []"),
-        ({visible.VISIBLE: "0,1,2,3"}, ["--num_gpus", "2"], "sees '0,1', others []"),
-        ({visible.VISIBLE: ""}, ["--num_gpus", "2"], "sees '', others []"),
-    ],
-)
+@pytest.mark.parametrize("variables, words, said", [
+    ({visible.VISIBLE: "2,3"}, ["--hostfile"], "sees '', others ['0', '1']"),
+    ({visible.VISIBLE: "2,3", visible.ASKED: "2,3"}, ["--hostfile"], "sees '2,3', others []"),
+    ({visible.VISIBLE: "2,3"}, ["--num_gpus", "2"], "sees '', others ['0', '1']"),
+    ({visible.VISIBLE: "2,3", visible.ASKED: "2,3"}, ["--num_gpus", "2"], "sees '2,3', others []"),
+    ({visible.VISIBLE: "0,1,2,3"}, ["--num_gpus", "2"], "sees '0,1', others []"),
+    ({visible.VISIBLE: ""}, ["--num_gpus", "2"], "sees '', others []"),
+])  # fmt: skip
 def test_deepspeeds_launcher_itself(tmp_path, variables, words, said):
     (tmp_path / "hosts").write_text("here slots=2\n")
     (tmp_path / "show.py").write_text(SHOW.format(root=str(REPOSITORY)))

@@ -38,7 +38,7 @@ def names(run):
     return sorted(path.name for path in run.directory.glob("checkpoint-*"))
 
 
-def test_a_file_that_is_not_seen_costs_this_checkpoint_and_none_before_it(run, monkeypatch):
+def test_a_file_that_is_not_seen_costs_this_checkpoint_and_none_before_it(run, monkeypatch, mistake):
     """Its host wrote it to another directory of the same path: an empty one, which an unmounted file system leaves behind."""
     checkpoints = saving.Saving(run)
     for step in (2, 4):
@@ -53,8 +53,9 @@ def test_a_file_that_is_not_seen_costs_this_checkpoint_and_none_before_it(run, m
 
     monkeypatch.setattr(saving, "_bring", elsewhere)
     for step in (6, 8):
-        with pytest.raises(UserError, match=r"rng_state_0\.pth, which rank 0 on node1 wrote, is missing as node1 sees"):
-            checkpoints.save(step, write, {}, None)
+        assert "rng_state_0.pth, which rank 0 on node1 wrote, is missing as node1 sees" in mistake(
+            checkpoints.save, step, write, {}, None
+        )
         checkpoints._job = checkpoints._thread = None
     assert names(run) == ["checkpoint-2", "checkpoint-4"]
     assert all(manifest.flaw(run.directory / name) is None for name in names(run))

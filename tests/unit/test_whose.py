@@ -56,17 +56,14 @@ def test_a_file_that_one_host_lacks_is_its_fault_and_one_that_all_lack_the_user_
     assert whose.of_ranks([(here, "a"), (here, "b")]) == ("user", ())
 
 
-@pytest.mark.parametrize(
-    ("found", "expected"),
-    [
-        ([(None, "a"), ("host", "b"), ("host", "b")], ("host", ("b",))),
-        ([("host", "a"), ("host", "b")], ("user", ())),  # no host is left without it
-        ([("host", "a"), ("host", "a")], ("host", ("a",))),  # but a spare may be
-        ([("host", "a"), ("host", "b"), (None, "c")], ("host", ("a", "b"))),
-        ([("user", "a"), ("host", "b")], None),
-        ([(None, "a"), ("run", "b")], None),
-    ],
-)
+@pytest.mark.parametrize("found, expected", [
+    ([(None, "a"), ("host", "b"), ("host", "b")], ("host", ("b",))),
+    ([("host", "a"), ("host", "b")], ("user", ())),  # no host is left without it
+    ([("host", "a"), ("host", "a")], ("host", ("a",))),  # but a spare may be
+    ([("host", "a"), ("host", "b"), (None, "c")], ("host", ("a", "b"))),
+    ([("user", "a"), ("host", "b")], None),
+    ([(None, "a"), ("run", "b")], None),
+])  # fmt: skip
 def test_what_all_hosts_meet_is_no_host_s(found, expected):
     assert whose.of_ranks(found) == expected
 

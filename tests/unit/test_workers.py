@@ -100,19 +100,16 @@ def test_a_killed_process_ends_the_run_with_the_cause_and_the_cure(encoder, mist
     assert children() <= before
 
 
-@pytest.mark.parametrize(
-    ("cores", "chunks", "asked", "expected"),
-    [
-        (2.0, 100, None, 2),  # what a control group leaves of a host's cores
-        (1.5, 100, None, 0),  # none to spare
-        (0.5, 100, None, 0),
-        (500.0, 100, None, tokenise.MOST),
-        (500.0, 100, 7, 7),  # as dataset_num_proc says
-        (500.0, 3, None, 3),  # no more than have something to do
-        (500.0, 1, None, 0),  # starting a process takes longer than a chunk
-        (1.0, 100, 7, 7),
-    ],
-)
+@pytest.mark.parametrize("cores, chunks, asked, expected", [
+    (2.0, 100, None, 2),  # what a control group leaves of a host's cores
+    (1.5, 100, None, 0),  # none to spare
+    (0.5, 100, None, 0),
+    (500.0, 100, None, tokenise.MOST),
+    (500.0, 100, 7, 7),  # as dataset_num_proc says
+    (500.0, 3, None, 3),  # no more than have something to do
+    (500.0, 1, None, 0),  # starting a process takes longer than a chunk
+    (1.0, 100, 7, 7),
+])  # fmt: skip
 def test_as_many_processes_as_there_are_cores_to_spare_and_chunks(monkeypatch, encoder, cores, chunks, asked, expected):
     def counted(jobs, loaded, processes, place):
         started.append(processes)

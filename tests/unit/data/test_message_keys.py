@@ -47,17 +47,13 @@ def test_arguments_of_a_call_in_any_spelling(call):
     assert read(answer(tool_calls=json.dumps([call])))["tool_calls"] == read(answer(tool_calls=[call]))["tool_calls"]
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        {"name": "f"},
-        {"name": "f", "result": {"x": 1}},
-        {"name": "f", "arguments": None},
-        {"name": "f", "arguments": ""},
-        {"name": "f", "arguments": "{}"},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("call", [
+    {"name": "f"},
+    {"name": "f", "result": {"x": 1}},
+    {"name": "f", "arguments": None},
+    {"name": "f", "arguments": ""},
+    {"name": "f", "arguments": "{}"},
+], ids=str)  # fmt: skip
 def test_a_call_without_arguments(call):
     assert calls(call) == [{"name": "f", "arguments": {}}]
 

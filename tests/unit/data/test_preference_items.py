@@ -1,6 +1,5 @@
 """Pairs and judged answers as items: chosen, mixed and packed whole, stored side by side, and told in figures."""
 
-import json
 import pickle
 
 import numpy as np
@@ -8,15 +7,18 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from brigade.errors import UserError
 from brigade.train.data import build as building
 from brigade.train.data import prepare as preparing
 from brigade.train.data import report, rows
 from brigade.train.data.store import IGNORED
 from brigade.train.step import sample_answers
+from testing.chats import chat
 from testing.preparing import chats, figures
 
 DPO, KTO = {"objective": "dpo"}, {"objective": "kto"}
+
+
+LOST = {"prompt": "a " * 60, "chosen": "b", "rejected": "c"}  # of which 48 tokens leave nothing
 
 
 def pairs(name, count):
@@ -95,14 +97,11 @@ def test_splits_limits_and_mixtures_count_pairs(prepared, prepare, write, tokeni
     few = prepared(content, pairs("h", 9), max_train_samples=7, max_eval_samples=3)
     assert [samples_of(tokenizer, sequence) for sequence in few.train] == [written(pair) for pair in content[:7]]
     assert len(few.heldout["a"]) == 3 and few.facts["samples"] == 7
-    files = [
-        {
-            "train_file": write(f"{name}.jsonl", pairs(name, 20)),
-            "validation_file": write(f"held-{name}.jsonl", pairs(f"held {name}", 2)),
-            "weight": weight,
-        }
-        for name, weight in (("b", 0.75), ("c", 0.25))
-    ]
+    files = []
+    for name, weight in (("b", 0.75), ("c", 0.25)):
+        held = write(f"held-{name}.jsonl", pairs(f"held {name}", 2))
+        train = write(f"{name}.jsonl", pairs(name, 20))
+        files.append({"train_file": train, "validation_file": held, "weight": weight})
     mixed = prepare(DPO, datasets=files)
     assert mixed.facts["by_source"] == [20, 7] and all(len(sequence["lengths"]) == 2 for sequence in mixed.train)
     assert all(part[1][0].split("\n")[1] == part[0][0].split("\n")[1] for part in (
@@ -114,10 +113,7 @@ def test_what_cannot_be_used_is_skipped_as_whole_pairs(prepared, tokenizer, monk
     monkeypatch.setattr(rows, "CHUNK_BYTES", 300)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     good, bad = pairs("a", 20), {"prompt": "a", "chosen": "b", "rejected": "b"}
-    lost, long = (
-        {"prompt": "a " * 60, "chosen": "b", "rejected": "c"},
-        {"prompt": "a", "chosen": "b " * 60, "rejected": "c"},
-    )
+    lost, long = (bad | changed for changed in (LOST, {"chosen": "b " * 60}))
     content = [bad, *good[:9], lost, bad, *good[9:], lost, long]
     data = prepared(content, pairs("h", 2), skip_bad_rows=True, max_length=48, dataset_num_proc=processes)
     assert [samples_of(tokenizer, sequence) for sequence in data.train][:20] == [written(pair) for pair in good]
@@ -127,8 +123,7 @@ def test_what_cannot_be_used_is_skipped_as_whole_pairs(prepared, tokenizer, monk
 
 
 def test_a_pair_of_which_nothing_is_left_is_named_by_its_line(prepared, mistake, tmp_path):
-    lost = {"prompt": "a " * 60, "chosen": "b", "rejected": "c"}
-    message = mistake(prepared, [*pairs("a", 3), lost], pairs("h", 2), max_length=48)
+    message = mistake(prepared, [*pairs("a", 3), LOST], pairs("h", 2), max_length=48)
     assert f"{tmp_path / 'a.jsonl'}, line 4\n  nothing of the chosen answer is left within" in message
     assert "raise max_length, or drop the row; skip_bad_rows" in message
 
@@ -146,18 +141,11 @@ def test_pairs_that_are_trained_on_and_held_out_are_counted(prepared):
 
 def test_pairs_from_parquet_and_labels_from_csv(prepare, prepared, write, tokenizer, tmp_path):
     content = pairs("a", 6)
-    chat = [
-        {
-            "chosen": [{"role": "user", "content": pair["prompt"]}, {"role": "assistant", "content": pair["chosen"]}],
-            "rejected": [
-                {"role": "user", "content": pair["prompt"]},
-                {"role": "assistant", "content": pair["rejected"]},
-            ],
-            "score": 1.0,
-        }
-        for pair in content
-    ]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(chat), tmp_path / "a.parquet")
+
+    def turns(pair):
+        return {key: chat(pair["prompt"], pair[key])["messages"] for key in ("chosen", "rejected")} | {"score": 1.0}
+
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([*map(turns, content)]), tmp_path / "a.parquet")
     data = prepare(DPO, train_file=str(tmp_path / "a.parquet"), validation_file=write("held.jsonl", pairs("h", 2)))
     assert [samples_of(tokenizer, sequence) for sequence in data.train] == [written(pair) for pair in content]
     assert data.facts["unread"] == {"column 'score'": 6}
@@ -187,9 +175,8 @@ def test_a_judged_answer_keeps_its_label_and_has_another_rows_answer_beside_it(p
         assert mixed == whole.replace(row["completion"], other.removesuffix("<|im_end|>")) and other != answer
         others.append(other)
     assert len(set(others)) == 12, "each answer is another one's once"
-    assert others == [
-        samples_of(tokenizer, sequence["mismatched"])[0][1] for sequence in pickle.loads(pickle.dumps(data.train))
-    ]
+    again = pickle.loads(pickle.dumps(data.train))
+    assert others == [samples_of(tokenizer, sequence["mismatched"])[0][1] for sequence in again]
     packed = prepared(content, judged("h", 4), KTO, packing=True)
     beside = [part for sequence in packed.train for part in samples_of(tokenizer, sequence["mismatched"])]
     single = [part for sequence in data.train for part in samples_of(tokenizer, sequence["mismatched"])]
@@ -209,10 +196,8 @@ def test_answers_of_one_pair_are_never_each_others_neighbours(prepared, tokenize
 
 
 def test_a_mismatched_answer_is_cut_at_max_length(prepared):
-    content = [
-        {"prompt": "a " * 20, "completion": "b", "label": True},
-        {"prompt": "a", "completion": "b " * 20, "label": False},
-    ]
+    texts = (("a " * 20, "b", True), ("a", "b " * 20, False))
+    content = [dict(zip(("prompt", "completion", "label"), text, strict=True)) for text in texts]
     data = prepared(content, judged("h", 2), KTO, max_length=32)
     for sequence in data.train:
         beside = sequence["mismatched"]
@@ -268,15 +253,10 @@ def test_a_stream_has_no_preferences(load, tokenizer, write, mistake):
 
 # ---- what is printed ---------------------------------------------------------------------------------------------
 def test_figures_of_preferences(load, prepared, tokenizer, capsys):
-    content = [
-        {"prompt": "a?", "chosen": "b b b b", "rejected": "c"},
-        {"prompt": "b?", "chosen": "b b b b", "rejected": "c"},
-    ]
+    content = [{"prompt": asked, "chosen": "b b b b", "rejected": "c"} for asked in ("a?", "b?")]
     data = prepared(content, pairs("h", 2))
-    assert data.facts["better"] == {"answers": 2, "supervised": 10} and data.facts["worse"] == {
-        "answers": 2,
-        "supervised": 4,
-    }
+    assert data.facts["better"] == {"answers": 2, "supervised": 10}
+    assert data.facts["worse"] == {"answers": 2, "supervised": 4}
     said = figures(load, data, training=DPO)
     assert said.startswith(
         "2 training and 2 held-out pairs, on average 5 tokens in better answers and 2 tokens in worse answers, "
@@ -297,13 +277,10 @@ def test_figures_of_preferences(load, prepared, tokenizer, capsys):
 
 
 def test_prompts_that_are_not_rendered_alike_are_counted(load, prepared):
-    turns = [{"role": "user", "content": "a?"}]
     thinks = [{"role": "assistant", "content": "b", "reasoning_content": "Hm."}]
-    plain = [{"role": "assistant", "content": "c"}]
-    data = prepared([{"prompt": turns, "chosen": thinks, "rejected": plain}], pairs("h", 2), chat_template="qwen3.5")
-    assert data.facts["unlike"] == 1 and "1 pairs whose answers do not begin at the same token" in figures(
-        load, data, training=DPO
-    )
+    data = prepared([{"prompt": "a?", "chosen": thinks, "rejected": "c"}], pairs("h", 2), chat_template="qwen3.5")
+    assert data.facts["unlike"] == 1
+    assert "1 pairs whose answers do not begin at the same token" in figures(load, data, training=DPO)
 
 
 def test_a_question_is_a_prompt_and_its_reference_the_better_answer(prepared, tokenizer):
@@ -313,19 +290,15 @@ def test_a_question_is_a_prompt_and_its_reference_the_better_answer(prepared, to
 
     held = pairs("h", 2)
     whole = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-    assert asked(prepared(pairs("a", 3), held)) == [
-        (whole.format(p["prompt"]), f"{p['chosen']}<|im_end|>") for p in held
-    ]
+    better = [(whole.format(pair["prompt"]), f"{pair['chosen']}<|im_end|>") for pair in held]
+    assert asked(prepared(pairs("a", 3), held)) == better
     held = judged("h", 6)
     good = [(whole.format(row["prompt"]), f"{row['completion']}<|im_end|>") for row in held if row["label"]]
-    assert (
-        asked(prepared(judged("a", 6), held, KTO)) == good and asked(prepared(judged("a", 6), held, KTO), 2) == good[:2]
-    )
+    data = prepared(judged("a", 6), held, KTO)
+    assert asked(data) == good and asked(data, 2) == good[:2]
     bad = [row | {"label": False} for row in held]
     assert [reference for _, reference in asked(prepared(judged("a", 6), bad, KTO))] == [""] * 6
 
 
-def test_pairs_among_answers_are_refused_with_the_objective_as_cure(prepared):
-    with pytest.raises(UserError) as caught:
-        prepared(pairs("a", 3), pairs("h", 1), {})
-    assert "objective: dpo" in json.dumps(caught.value.args)
+def test_pairs_among_answers_are_refused_with_the_objective_as_cure(prepared, mistake):
+    assert "objective: dpo" in mistake(prepared, pairs("a", 3), pairs("h", 1), {})

@@ -133,10 +133,8 @@ def test_a_prompt_may_end_with_a_tools_result_and_an_answer_may_call(encode, tok
     assert '"x": 1' in better and better.endswith("Very.<|im_end|>") and worse == "Less.<|im_end|>"
     row = {"input": {"messages": [ASK], "tools": TOOLS}, "preferred_output": [CALL], "non_preferred_output": [BAD]}
     found = encode(row, template="qwen2.5")
-    assert (
-        '"x": 1' in learned(tokenizer, found)[0]
-        and tokenizer.decode(found.tokens).count('"name": "f", "parameters"') == 2
-    )
+    assert '"x": 1' in learned(tokenizer, found)[0]
+    assert tokenizer.decode(found.tokens).count('"name": "f", "parameters"') == 2
 
 
 def test_what_replaces_an_answer_replaces_all_of_it(encode, tokenizer):

@@ -44,12 +44,8 @@ def test_figures(load, prepare, write):
     said = figures(load, prepared, data=data | {"dataset_name": None})
     share = prepared.facts["supervised"] / prepared.facts["tokens"]
     assert f"50 training and 3 held-out samples, {prepared.facts['tokens']:,} tokens, {share:.0%} supervised" in said
-    assert (
-        "0% padding" in said
-        and "1 longer than max_length cut" in said
-        and "1 without a supervised token dropped" in said
-    )
-    assert "packed" not in said
+    assert "0% padding" in said and "packed" not in said
+    assert "1 longer than max_length cut" in said and "1 without a supervised token dropped" in said
     packed = prepare(**data, packing=True)
     said = figures(load, packed, data=data | {"dataset_name": None, "packing": True})
     full = packed.facts["tokens"] / packed.facts["sequences"] / 64
@@ -84,12 +80,10 @@ def test_the_shares_are_those_of_the_samples_that_are_trained_on(load, prepare, 
     prepared = prepare(**data)
     (row,) = prepared.train
     supervised = int((row["labels"] != IGNORED).sum())
-    assert supervised < 5 and (prepared.facts["supervised"], prepared.facts["tokens"]) == (
-        supervised,
-        len(row["labels"]),
-    )
+    tokens = len(row["labels"])
+    assert supervised < 5 and (prepared.facts["supervised"], prepared.facts["tokens"]) == (supervised, tokens)
     said = figures(load, prepared, data=data | {"dataset_name": None})
-    assert f"{len(row['labels'])} tokens, {supervised / len(row['labels']):.0%} supervised" in said
+    assert f"{tokens} tokens, {supervised / tokens:.0%} supervised" in said
     padded = figures(load, prepare(**data), data=data | {"dataset_name": None}, training={"padding_free": False})
     assert "0% padding" in said and "0% padding" in padded, "one length needs none"
 
@@ -129,19 +123,15 @@ def test_the_share_of_padding_is_that_of_the_batches(load, prepare, write):
     rows_ = [{"text": "word " * (2 + i % 7)} for i in range(64)]
     data = {"train_file": write("a.jsonl", rows_), "validation_file": write("h.jsonl", rows_[:1])}
     prepared = prepare(**data)
-    settings = load(data=data | {"dataset_name": None}, training={"padding_free": False, "seed": 5})
-    training = settings.recipe.training
+    training = load(data=data | {"dataset_name": None}, training={"padding_free": False, "seed": 5}).recipe.training
     batch = batch_arithmetic(training, 1, "")
     from brigade.train.data.collate import Collate, WithFiller
     from brigade.train.data.sampling import GlobalBatches
 
     collate = Collate(0, Layout(padding_free=False, packed=False, cumulative=False))
     samples = WithFiller(prepared.train, 0)
-    found = [
-        collate(samples.__getitems__(each))["about"]
-        for each in GlobalBatches(len(prepared.train), batch.micro, batch.accumulation, 0, 1, 5)
-    ]
-    slots = sum(about.slots for about in found)
+    batches = GlobalBatches(len(prepared.train), batch.micro, batch.accumulation, 0, 1, 5)
+    slots = sum(collate(samples.__getitems__(each))["about"].slots for each in batches)
     assert report.padding(prepared.train, training, batch) == pytest.approx(1 - prepared.facts["tokens"] / slots)
 
 
@@ -195,11 +185,8 @@ def test_a_packed_row_shows_its_first_sample_and_a_long_one_its_begin(prepare, w
 
 
 def test_no_line_of_the_sample_is_folded(prepare, write, tokenizer, capsys):
-    files = {
-        "train_file": write("a.jsonl", [{"text": "a long line " * 40}]),
-        "validation_file": write("h.jsonl", chats("h", 1)),
-    }
-    report.show_sample(prepare(**files), tokenizer)
+    long, held = write("a.jsonl", [{"text": "a long line " * 40}]), write("h.jsonl", chats("h", 1))
+    report.show_sample(prepare(train_file=long, validation_file=held), tokenizer)
     assert "a long line " * 30 in capsys.readouterr().out
 
 
@@ -213,10 +200,8 @@ def test_of_a_large_share_that_nobody_asked_for_a_part_is_evaluated_and_this_is_
     assert [row["input_ids"].tolist() for row in few] == [every[n]["input_ids"].tolist() for n in (0, 4, 9, 14, 19)]
     assert len(few.lengths()) == len(few.supervised()) == 5 == len(pickle.loads(pickle.dumps(few)))
     words = figures(load, said, data=data)
-    assert (
-        "980 training and 5 held-out samples, spread evenly over the 20 that are held out (max_eval_samples: null"
-        in words
-    )
+    spread = "980 training and 5 held-out samples, spread evenly over the 20 that are held out (max_eval_samples: null"
+    assert spread in words
     assert "spread" not in figures(load, prepare(**data, max_eval_samples=None), data=data)
 
 

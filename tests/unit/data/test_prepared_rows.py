@@ -10,6 +10,7 @@ import pytest
 
 from brigade.train.data import report, rows
 from brigade.train.data.store import IGNORED
+from testing.chats import chat
 from testing.preparing import chats, figures, texts, words
 
 
@@ -38,17 +39,12 @@ def test_a_pair_of_texts_is_joined_where_there_is_no_template(load, from_rows, t
     (row,) = prepared.train
     assert words(tokenizer, row) == " It is 2.<|im_end|>"
     assert tokenizer.decode(row["input_ids"]) == "What is 1 + 1? It is 2.<|im_end|>"
-    assert "1 pairs of prompt and completion joined as they are, for no chat template is set" in report.losses(
-        prepared.facts
-    )
+    said = report.losses(prepared.facts)
+    assert "1 pairs of prompt and completion joined as they are, for no chat template is set" in said
 
 
 def test_prompt_and_completion_of_messages(from_rows, tokenizer):
-    history = [
-        {"role": "user", "content": "a?"},
-        {"role": "assistant", "content": "first"},
-        {"role": "user", "content": "b?"},
-    ]
+    history = chat("a?", "first", "b?")["messages"]
     (row,) = from_rows({"prompt": history, "completion": [{"role": "assistant", "content": "second"}]}).train
     assert "first" in tokenizer.decode(row["input_ids"])
     assert words(tokenizer, row) == "second<|im_end|>", "an answer in the prompt is no part of the completion"
@@ -65,9 +61,8 @@ def test_a_long_text_is_split_and_nothing_of_it_is_lost(from_rows, tokenizer):
     prepared = from_rows({"text": text}, {"text": "short"}, max_length=16)
     *parts, short = prepared.train
     assert tokenizer.decode(np.concatenate([row["input_ids"] for row in parts])).startswith(text)
-    assert all(len(row["input_ids"]) == 16 for row in parts[:-1]) and tokenizer.decode(short["input_ids"]).startswith(
-        "short"
-    )
+    assert all(len(row["input_ids"]) == 16 for row in parts[:-1])
+    assert tokenizer.decode(short["input_ids"]).startswith("short")
     assert [prepared.facts[key] for key in ("cut", "split", "dropped")] == [0, 1, 0]
 
 
@@ -76,12 +71,8 @@ def test_empty_texts_are_skipped_and_counted(load, prepare, write, tokenizer, mo
     monkeypatch.setattr(rows, "CHUNK_BYTES", 60)  # among them chunks of nothing else
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     content = [{"text": text} for text in ("", "one", " \n\t", "two", *[""] * 20, "word " * 40, "\u00a0", "three")]
-    data = {
-        "train_file": write("a.jsonl", content),
-        "validation_file": write("h.jsonl", [{"text": ""}, {"text": "held"}]),
-        "max_length": 32,
-        "dataset_num_proc": processes,
-    }
+    data = {"train_file": write("a.jsonl", content), "max_length": 32, "dataset_num_proc": processes}
+    data["validation_file"] = write("h.jsonl", [{"text": ""}, {"text": "held"}])
     prepared = prepare(**data)
     found = texts(tokenizer, prepared.train)
     assert [text.split("<")[0] for text in (*found[:2], found[-1])] == ["one", "two", "three"]
@@ -107,9 +98,8 @@ def test_an_end_that_the_tokenizer_writes_itself_is_learnt(from_rows, tokenizer)
 
     own = copy.deepcopy(tokenizer)
     end = own.eos_token
-    own.backend_tokenizer.post_processor = TemplateProcessing(
-        single=f"$A {end}", special_tokens=[(end, own.eos_token_id)]
-    )
+    ends = TemplateProcessing(single=f"$A {end}", special_tokens=[(end, own.eos_token_id)])
+    own.backend_tokenizer.post_processor = ends
     (row,) = from_rows({"prompt": "a", "completion": " b"}, tokenizer=own, chat_template="none").train
     assert words(tokenizer, row) == f" b{end}" and row["input_ids"].tolist().count(own.eos_token_id) == 1
 
@@ -148,48 +138,30 @@ def test_truncation_off(from_rows, tmp_path, mistake):
     assert from_rows(long, max_length=16).facts["cut"] == 1
     for row in (long, {"text": " b" * 40}):
         message = mistake(from_rows, *chats("a", 2), row, max_length=20, truncation=False)
-        assert (
-            f"{tmp_path / 'train.jsonl'}, line 3" in message
-            and "max_length is 20" in message
-            and "truncation" in message
-        )
+        assert f"{tmp_path / 'train.jsonl'}, line 3" in message and "max_length is 20" in message
+        assert "truncation" in message
     assert from_rows(*chats("a", 2), max_length=20, truncation=False).facts["cut"] == 0
 
 
 # ---- tools -------------------------------------------------------------------------------------------------------
 def tool(name, **properties):
-    return {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": name,
-            "parameters": {"type": "object", "properties": {key: {"type": kind} for key, kind in properties.items()}},
-        },
-    }
+    parameters = {"type": "object", "properties": {key: {"type": kind} for key, kind in properties.items()}}
+    return {"type": "function", "function": {"name": name, "description": name, "parameters": parameters}}
 
 
 def with_tools(name, arguments, tools):
-    return {
-        "tools": tools,
-        "messages": [
-            {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": "Do it."},
-            {
-                "role": "assistant",
-                "content": "",
-                "tool_calls": [{"type": "function", "function": {"name": name, "arguments": arguments}}],
-            },
-            {"role": "tool", "content": "done"},
-            {"role": "assistant", "content": "It is done."},
-        ],
-    }
+    turns = chat(
+        "Be brief.", "Do it.", "", "done", "It is done.", roles=("system", "user", "assistant", "tool", "assistant")
+    )
+    turns["messages"][2]["tool_calls"] = [{"type": "function", "function": {"name": name, "arguments": arguments}}]
+    return {"tools": tools} | turns
+
+
+F = tool("f", x="integer")
 
 
 def test_tool_calls_from_parquet_are_those_from_json(from_rows, prepare, write, tokenizer, tmp_path):
-    content = [
-        with_tools("f", {"x": 1}, [tool("f", x="integer")]),
-        with_tools("g", {"y": "a"}, [tool("g", y="string")]),
-    ]
+    content = [with_tools("f", {"x": 1}, [F]), with_tools("g", {"y": "a"}, [tool("g", y="string")])]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(content), tmp_path / "a.parquet")
     held = write("held.jsonl", content[:1])
     lines = prepare(train_file=write("a.jsonl", content), validation_file=held, chat_template="qwen3")
@@ -199,19 +171,19 @@ def test_tool_calls_from_parquet_are_those_from_json(from_rows, prepare, write, 
     assert "Be brief." in whole and '"x": 1' in whole and "null" not in whole and "done" in whole
     assert '"x": 1' in words(tokenizer, lines.train[0]) and "It is done." in words(tokenizer, lines.train[0])
     # OpenAI's own form: arguments, and here the tools too, as JSON in a text.
-    as_text = [with_tools("f", json.dumps({"x": 1}), json.dumps([tool("f", x="integer")]))]
+    as_text = [with_tools("f", json.dumps({"x": 1}), json.dumps([F]))]
     assert texts(tokenizer, from_rows(*as_text, chat_template="qwen3").train) == [whole]
 
 
 def test_an_argument_that_is_null_stays(from_rows, tokenizer):
-    (row,) = from_rows(with_tools("f", {"x": None}, [tool("f", x="integer")]), chat_template="qwen3").train
+    (row,) = from_rows(with_tools("f", {"x": None}, [F]), chat_template="qwen3").train
     assert '"x": null' in words(tokenizer, row)
 
 
 @pytest.mark.parametrize("template", ["chatml", "phi4"])
 def test_tools_are_never_left_out_without_a_word(from_rows, tmp_path, mistake, template):
     """A stock ChatML template drops them, and the model would learn to answer as if it had called nothing."""
-    whole = with_tools("f", {"x": 1}, [tool("f", x="integer")])
+    whole = with_tools("f", {"x": 1}, [F])
     whole["messages"] = whole["messages"][1:3]  # user and call: a role `tool` is refused by its name
     for part in ({"tools": whole["tools"], **chats("a", 1)[0]}, {"messages": whole["messages"]}):
         message = mistake(from_rows, *chats("a", 2), part, chat_template=template)

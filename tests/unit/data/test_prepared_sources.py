@@ -99,8 +99,9 @@ def test_sources_that_contradict_each_other(prepare, write, mistake):
 
 def test_a_mistake_names_the_file_of_its_source(prepare, write, mistake):
     bad = write("b.jsonl", [*chats("b", 2), {"hello": 1}])
-    message = mistake(prepare, datasets=[{"train_file": write("a.jsonl", chats("a", 4))}, {"train_file": bad}])
-    assert f"{bad}, line 3" in message
+    assert f"{bad}, line 3" in mistake(
+        prepare, datasets=[{"train_file": write("a.jsonl", chats("a", 4))}, {"train_file": bad}]
+    )
 
 
 def test_a_share_is_held_out_of_each_source(prepare, write, tokenizer):

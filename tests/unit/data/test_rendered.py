@@ -120,9 +120,8 @@ def test_a_token_that_the_recipe_adds_is_meant():
 def test_a_prompt_that_answers_repeat():
     long = "Name a warm city in Europe."
     assert repeats("Which?", ["Which? This.", "Which?\nThat."]) and repeats(long, [f" {long} Rome.", f"{long}\nParis."])
-    assert not repeats("Good morning", ["Good morning!", "Good morning to you"]) and not repeats(
-        "Which?", ["Which? This.", "That."]
-    )
+    assert not repeats("Good morning", ["Good morning!", "Good morning to you"])
+    assert not repeats("Which?", ["Which? This.", "That."])
 
 
 @pytest.fixture(scope="module")

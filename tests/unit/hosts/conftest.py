@@ -22,18 +22,7 @@ def launch_there(hostfile, tmp_path):
     def run(count, *words, **more):
         file = hostfile(**{f"node{number}": 1 for number in range(1, count + 1)})
         there = {"PATH": f"{REPOSITORY}/testbed/stand_in:/usr/bin:/bin"}
-        return launch(
-            "recipes/tiny/full.yaml",
-            "--hostfile",
-            file,
-            "--launcher",
-            "torchrun",
-            "--global_batch_size",
-            str(count),
-            "--log_dir",
-            str(tmp_path / "logs"),
-            *words,
-            **there | more,
-        )
+        always = ["--launcher=torchrun", f"--global_batch_size={count}", f"--log_dir={tmp_path / 'logs'}"]
+        return launch("recipes/tiny/full.yaml", "--hostfile", file, *always, *words, **there | more)
 
     return run

@@ -50,16 +50,13 @@ def gone(pid):
     return True
 
 
-@pytest.mark.parametrize(
-    "shell",
-    [
-        f"sleep 333 & echo $! > PID; exec {AGENT}",  # it holds the line open
-        f"(sleep 333 & echo $! > PID); exec {AGENT}",  # nobody's child
-        "sleep 333 & echo $! > PID; echo broken >&2; exit 1",
-        "sleep 333 & echo $! > PID; echo hello; echo 'brigade> ['; exit 1",
-        "sleep 333 & echo $! > PID; kill -9 $$",
-    ],
-)
+@pytest.mark.parametrize("shell", [
+    f"sleep 333 & echo $! > PID; exec {AGENT}",  # it holds the line open
+    f"(sleep 333 & echo $! > PID); exec {AGENT}",  # nobody's child
+    "sleep 333 & echo $! > PID; echo broken >&2; exit 1",
+    "sleep 333 & echo $! > PID; echo hello; echo 'brigade> ['; exit 1",
+    "sleep 333 & echo $! > PID; kill -9 $$",
+])  # fmt: skip
 def test_what_a_login_leaves_in_the_background_ends_with_the_line(shell, tmp_path, monkeypatch):
     """A line of ~/.bashrc, or a ProxyCommand. It held our pipes open: 5 s of waiting, a traceback of asyncio, and it went on."""
     ignored, pid = [], tmp_path / "pid"
@@ -160,9 +157,8 @@ def test_a_way_on_which_long_packets_are_lost_is_named_while_the_login_waits(ssh
     sshd.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
     monkeypatch.setattr(ssh, "SECONDS", 0.3)
     said = fault(hopeless=True)
-    assert said.startswith("long packets are lost on the way: its port") and said.endswith(
-        "takes short ones, and not 8 KiB"
-    )
+    assert said.startswith("long packets are lost on the way: its port")
+    assert said.endswith("takes short ones, and not 8 KiB")
     assert fault() == said
     monkeypatch.setattr("brigade.hosts.connection.SLOW", 0.1)
     channel = Channel("node2", range(1), ["sh", "-c", "sleep 333"], asyncio.Queue())

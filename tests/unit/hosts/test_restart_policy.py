@@ -42,28 +42,25 @@ def on(host, text="[Errno 5] Input/output error"):
     return failed("reported", host, f"error on {host}\n  {host}: {text}", 2, "", "host")
 
 
-@pytest.mark.parametrize(
-    ("faults", "repeats"),
-    [
-        ([failed("reported", text="error on node1, rank 0: flag --max_steps", code=2)], True),
-        ([failed("exit", code=2)], False),  # nobody has reported a mistake
-        ([failed("launcher", code=2)] * 3, False),
-        ([failed("reported", "node2", "error: rendezvous at node1:29500", 2, "", "passing")] * 3, False),
-        ([on("node2")] * 2, False),
-        ([on("node2")] * 3, True),
-        ([on("node2"), on("node1")], True),  # on both hosts: it is neither's own
-        ([on("node2"), on("node1", "[Errno 30] Read-only file system")], False),
-        ([exception()], False),
-        ([exception(), exception()], True),
-        ([exception(), exception("ValueError: bad row 9")], True),  # the number may be a process or an address
-        ([exception(), exception("KeyError: 'text'")], False),
-        ([exception(), exception(step=50)], False),
-        ([exception(), exception(checkpoint=40)], False),
-        ([exception(), failed("lost"), exception()], False),  # not in succession: the other one may have had a part
-        ([failed("signal", code=-9)] * 3, False),
-        ([failed("unfinished", text="no success.json", code=0)] * 2, True),
-    ],
-)
+@pytest.mark.parametrize("faults, repeats", [
+    ([failed("reported", text="error on node1, rank 0: flag --max_steps", code=2)], True),
+    ([failed("exit", code=2)], False),  # nobody has reported a mistake
+    ([failed("launcher", code=2)] * 3, False),
+    ([failed("reported", "node2", "error: rendezvous at node1:29500", 2, "", "passing")] * 3, False),
+    ([on("node2")] * 2, False),
+    ([on("node2")] * 3, True),
+    ([on("node2"), on("node1")], True),  # on both hosts: it is neither's own
+    ([on("node2"), on("node1", "[Errno 30] Read-only file system")], False),
+    ([exception()], False),
+    ([exception(), exception()], True),
+    ([exception(), exception("ValueError: bad row 9")], True),  # the number may be a process or an address
+    ([exception(), exception("KeyError: 'text'")], False),
+    ([exception(), exception(step=50)], False),
+    ([exception(), exception(checkpoint=40)], False),
+    ([exception(), failed("lost"), exception()], False),  # not in succession: the other one may have had a part
+    ([failed("signal", code=-9)] * 3, False),
+    ([failed("unfinished", text="no success.json", code=0)] * 2, True),
+])  # fmt: skip
 def test_what_would_repeat_is_not_tried_again(faults, repeats):
     assert bool(would_repeat(faults)) == repeats
 
@@ -88,32 +85,29 @@ def at_fault(*hosts):
 ALL = {*THREE, "spare1", "spare2"}
 
 
-@pytest.mark.parametrize(
-    ("faults", "sound", "least", "spares", "expected"),
-    [
-        # An exception on healthy hosts: the same ones, spares or not.
-        ([exception()], ALL, 3, ("spare1",), THREE),
-        # A failed host is replaced by a spare, which takes its slots and comes last; the first one is another if need be.
-        (at_fault("node3"), ALL, 3, ("spare1",), {"node1": 8, "node2": 8, "spare1": 4}),
-        (at_fault("node1"), ALL - {"node1"}, 3, ("spare1",), {"node2": 8, "node3": 4, "spare1": 8}),
-        # One that was at fault once goes before none at all, and stays out while others have never failed.
-        (at_fault("node3", "node2"), ALL, 3, ("spare1",), {"node1": 8, "node2": 8, "spare1": 4}),
-        (at_fault("node3", "node2"), ALL, 3, ("spare1", "spare2"), {"node1": 8, "spare1": 8, "spare2": 4}),
-        # Without a spare a dead one is left out where that is allowed, and one that answers gets a second chance.
-        (at_fault("node2"), {"node1", "node3"}, 2, (), {"node1": 8, "node3": 4}),
-        (at_fault("node2"), {"node1", "node3"}, 3, (), {}),
-        (at_fault("node2"), ALL, 2, (), THREE),
-        (at_fault("node2", "node2"), ALL, 2, (), {"node1": 8, "node3": 4}),
-        (at_fault("node2", "node2"), ALL, 3, (), THREE),
-        # One that says that it cannot take part has no second chance, unless the run needs it.
-        ([on("node2")], ALL, 2, (), {"node1": 8, "node3": 4}),
-        ([on("node2")], ALL, 3, (), THREE),
-        # It comes back once another one was at fault meanwhile.
-        (at_fault("node2", "node2", "node3"), ALL, 2, (), THREE),
-        ([Fault("start", "", ("node1", "node2"))], {"node3"}, 1, (), {"node3": 4}),
-        ([Fault("start", "", ("node1",))], set(), 1, ("spare1",), {}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("faults, sound, least, spares, expected", [
+    # An exception on healthy hosts: the same ones, spares or not.
+    ([exception()], ALL, 3, ("spare1",), THREE),
+    # A failed host is replaced by a spare, which takes its slots and comes last; the first one is another if need be.
+    (at_fault("node3"), ALL, 3, ("spare1",), {"node1": 8, "node2": 8, "spare1": 4}),
+    (at_fault("node1"), ALL - {"node1"}, 3, ("spare1",), {"node2": 8, "node3": 4, "spare1": 8}),
+    # One that was at fault once goes before none at all, and stays out while others have never failed.
+    (at_fault("node3", "node2"), ALL, 3, ("spare1",), {"node1": 8, "node2": 8, "spare1": 4}),
+    (at_fault("node3", "node2"), ALL, 3, ("spare1", "spare2"), {"node1": 8, "spare1": 8, "spare2": 4}),
+    # Without a spare a dead one is left out where that is allowed, and one that answers gets a second chance.
+    (at_fault("node2"), {"node1", "node3"}, 2, (), {"node1": 8, "node3": 4}),
+    (at_fault("node2"), {"node1", "node3"}, 3, (), {}),
+    (at_fault("node2"), ALL, 2, (), THREE),
+    (at_fault("node2", "node2"), ALL, 2, (), {"node1": 8, "node3": 4}),
+    (at_fault("node2", "node2"), ALL, 3, (), THREE),
+    # One that says that it cannot take part has no second chance, unless the run needs it.
+    ([on("node2")], ALL, 2, (), {"node1": 8, "node3": 4}),
+    ([on("node2")], ALL, 3, (), THREE),
+    # It comes back once another one was at fault meanwhile.
+    (at_fault("node2", "node2", "node3"), ALL, 2, (), THREE),
+    ([Fault("start", "", ("node1", "node2"))], {"node3"}, 1, (), {"node3": 4}),
+    ([Fault("start", "", ("node1",))], set(), 1, ("spare1",), {}),
+])  # fmt: skip
 def test_hosts_of_the_next_attempt(faults, sound, least, spares, expected):
     assert list(next_hosts(THREE, spares, least, faults, sound).items()) == list(expected.items())
 

@@ -44,6 +44,7 @@ def test_time_in_which_one_was_stopped_itself_is_no_silence(monkeypatch):
 
 # ---- whole launches ----------------------------------------------------------------------------------------------
 RESTART = ("--restarts", "2", "--restart_pause", "0")
+KILLED = json.dumps({"is": "rank", "rank": 1, "exit": -9})
 
 
 def test_a_launch_restarts_until_the_same_exception_comes_twice(launch_there, tmp_path):
@@ -53,21 +54,16 @@ def test_a_launch_restarts_until_the_same_exception_comes_twice(launch_there, tm
     assert done.stderr.count("error: node2, rank 1 failed first") == 2
     assert "no restart: the same exception twice" in done.stderr
     story = done.stderr.split("time line of 2 attempts:\n")[1]
-    assert re.findall(r"attempt \d on node1, node2", story) == [
-        "attempt 1 on node1, node2",
-        "attempt 2 on node1, node2",
-    ]
+    assert re.findall(r"attempt (\d) on node1, node2", story) == ["1", "2"]
     assert "node2, rank 1 failed first: ValueError: bad row" in story
     assert {path.name for path in (tmp_path / "logs").iterdir()} == {"attempt-1", "attempt-2"}
 
 
 def test_a_launch_takes_a_spare_for_a_host_whose_rank_was_killed(launch_there):
-    killed = json.dumps({"is": "rank", "rank": 1, "exit": -9})
-    done = launch_there(2, *RESTART, "--spare", "node3", STAND_IN_NODE2_SAYS=killed, STAND_IN_FAILS="1")
+    done = launch_there(2, *RESTART, "--spare", "node3", STAND_IN_NODE2_SAYS=KILLED, STAND_IN_FAILS="1")
     assert done.returncode == 0, done.stderr
-    assert "attempt 2 on node1, node3" in done.stderr and re.search(
-        r"succeeded\n  lost: \d+ s between attempts\n$", done.stderr
-    )
+    assert "attempt 2 on node1, node3" in done.stderr
+    assert re.search(r"succeeded\n  lost: \d+ s between attempts\n$", done.stderr)
 
 
 def test_a_users_mistake_ends_all_at_once(launch_there):
@@ -87,8 +83,7 @@ UNHEARD = {
 @pytest.mark.parametrize("name", marks.cases("a full disk", slow=["a reader who leaves", "elastic"]))
 def test_a_launch_whose_own_words_nobody_can_hear_goes_on(launch_there, tmp_path, name):
     redirect, words, logs = UNHEARD[name]
-    killed = json.dumps({"is": "rank", "rank": 1, "exit": -9})
-    done = launch_there(2, *words, redirect=redirect, STAND_IN_NODE2_SAYS=killed, STAND_IN_FAILS="1")
+    done = launch_there(2, *words, redirect=redirect, STAND_IN_NODE2_SAYS=KILLED, STAND_IN_FAILS="1")
     assert done.returncode == 0 and not done.stderr and list((tmp_path / "logs").glob(logs))
 
 
@@ -109,18 +104,14 @@ def test_a_later_attempt_whose_logs_cannot_be_written_goes_on_without_them(tmp_p
 
 
 # ---- what was lost -----------------------------------------------------------------------------------------------
+TENTH = {"started": "1", "step": 10, "checkpoint": 10}
 LOST = {  # what is known after the first host was lost; logging_steps; what is said of steps; the last whole step by the ranks
     "outputs local to each host": ({"checkpoint": 10, "by_first": False}, 1, None),
     "a shared output": ({"started": "1", "step": 13, "checkpoint": 10, "by_first": False}, 1, "lost: 3 steps, and"),
-    "every tenth step on record": ({"started": "1", "step": 10, "checkpoint": 10}, 10, "lost: 0 to 9 steps, and"),
+    "every tenth step on record": (TENTH, 10, "lost: 0 to 9 steps, and"),
     "it never trained": ({"by_first": True}, 1, "lost: 0 steps, and"),
-    "a full disk: nothing is logged": ({"started": "1", "step": 10, "checkpoint": 10}, 1, "lost: 5 steps, and", 15),
-    "the ranks' word for what is not logged": (
-        {"started": "1", "step": 10, "checkpoint": 10},
-        10,
-        "lost: 5 steps, and",
-        15,
-    ),
+    "a full disk: nothing is logged": (TENTH, 1, "lost: 5 steps, and", 15),
+    "the ranks' word for what is not logged": (TENTH, 10, "lost: 5 steps, and", 15),
     "no events at all": ({"checkpoint": 10}, 1, "lost: 5 steps, and", 15),
 }
 
@@ -130,10 +121,8 @@ def test_the_count_of_lost_steps_is_true_or_not_said(hostfile, tmp_path, monkeyp
     after, every, said, *done = LOST[name]
     monkeypatch.chdir(tmp_path)
     channel = SimpleNamespace(host="node2", hello={}, stopped=True)
-    judge = SimpleNamespace(
-        failures=[Failure(0.0, "lost", "node1", text="nothing heard of it")], met=lambda: True, done=None
-    )
-    judge.done = done[0] if done else None
+    failures = [Failure(0.0, "lost", "node1", text="nothing heard of it")]
+    judge = SimpleNamespace(failures=failures, met=lambda: True, done=done[0] if done else None)
     attempts = [
         SimpleNamespace(code=1, judge=judge, after=after),
         SimpleNamespace(code=0, judge=judge, after={"started": "2", "step": 20, "first": 10, "by_first": True}),
@@ -162,20 +151,15 @@ AT_FAULT = {
 @pytest.mark.parametrize("name", AT_FAULT)
 def test_a_launch_goes_on_as_an_error_says_whose_it_is(launch_there, name):
     says, words, code, expected = AT_FAULT[name]
-    told = {
-        "is": "rank",
-        "rank": 1,
-        "told": "error on node2, rank 1 of 2: out\n  none there\n  cure: mount it",
-        "code": 2,
-    }
+    error = "error on node2, rank 1 of 2: out\n  none there\n  cure: mount it"
+    told = {"is": "rank", "rank": 1, "told": error, "code": 2}
     done = launch_there(2, *RESTART, *words, STAND_IN_NODE2_SAYS=json.dumps(told | says), STAND_IN_FAILS="1")
     assert done.returncode == code and expected in done.stderr, done.stderr
 
 
 def test_code_that_changes_on_all_hosts_between_attempts_is_said_once_and_not_trained_with(launch_there, tmp_path):
     (tmp_path / "code").write_text("first")
-    killed = json.dumps({"is": "rank", "rank": 1, "exit": -9})
-    done = launch_there(2, *RESTART, STAND_IN_NODE2_SAYS=killed, STAND_IN_CODE=str(tmp_path / "code"))
+    done = launch_there(2, *RESTART, STAND_IN_NODE2_SAYS=KILLED, STAND_IN_CODE=str(tmp_path / "code"))
     story = done.stderr.split("time line of 1 attempt:\n")[1]
     problem = "the clones of all hosts: train.py or brigade/ changed while the run went on (first, now pulled)"
     assert done.returncode == 1 and story.count("pulled") == 1 and f"no restart: {problem}" in story, done.stderr
@@ -246,17 +230,8 @@ def test_a_run_whose_line_was_lost_at_its_end_is_judged_by_its_marker(hostfile, 
     async def ask(*_, **__):
         return {"finished": after} if after else {}
 
-    launch.channels = [
-        SimpleNamespace(
-            host="node1",
-            ranks=range(1),
-            transport=["false"],
-            open=True,
-            stopped=True,
-            tell=lambda *_, **__: None,
-            ask=ask,
-        )
-    ]
+    (channel,) = launch.channels = [SimpleNamespace(host="node1", ranks=range(1), transport=["false"], ask=ask)]
+    channel.open, channel.stopped, channel.tell = True, True, lambda *_, **__: None
     launch.started, launch.before = True, {"finished": before} if before else {}
     launch.judge.failures = [Failure(0.0, "lost", "node1", text="nothing heard of it")]
     asyncio.run(launch._stop(0))

@@ -35,7 +35,7 @@ def project(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("change", ["edited", "broken", "moved away"])
-def test_what_a_launch_has_read_holds_for_all_its_attempts(project, change):
+def test_what_a_launch_has_read_holds_for_all_its_attempts(project, change, mistake):
     read = ("mine.yaml", "zero.yaml", "ds.json", "hosts")
     ask = lambda: make("mine.yaml", ["--max_steps", "7"], None)  # noqa: E731
     launched = ask()
@@ -55,8 +55,7 @@ def test_what_a_launch_has_read_holds_for_all_its_attempts(project, change):
         again = ask()
         assert again != launched and again.strategy.kind == "zero3" and list(again.hosts) == ["node1", "node3"]
     else:
-        with pytest.raises(UserError):
-            ask()
+        mistake(ask)
 
 
 def test_a_program_of_ones_own_that_changes_while_the_run_goes_on_is_said_and_not_started(project):
@@ -101,13 +100,12 @@ def launch_with(project, monkeypatch):
 
 
 def test_a_file_stop_that_comes_between_two_attempts_is_a_stop_and_no_mistake_of_a_rank(
-    launch_with, project, monkeypatch
+    launch_with, project, monkeypatch, mistake
 ):
     """It ended a run with exit code 2 and `node1, rank 0 failed first`."""
     told = {"checkpoint": 4, "step": 5, "started": "1", "stop": True}
     first, later = launch_with(1, told), launch_with(2, told)
-    with pytest.raises(UserError, match="this file stops the run as soon as it trains"):
-        asyncio.run(first.run())
+    assert "this file stops the run as soon as it trains" in mistake(lambda: asyncio.run(first.run()))
     said = []
     monkeypatch.setattr(later, "_say", said.append)
     monkeypatch.setattr(restarts, "Launch", lambda *_: later)
@@ -118,7 +116,6 @@ def test_a_file_stop_that_comes_between_two_attempts_is_a_stop_and_no_mistake_of
     assert "/stop, which has to be removed first; the same command goes on" in said[-1]
 
 
-def test_a_file_stop_beside_a_finished_run_keeps_nobody_from_hearing_that(launch_with, monkeypatch):
-    monkeypatch.setattr(rendezvous, "find", lambda *_: (_ for _ in ()).throw(UserError("", "it goes on", "")))
-    with pytest.raises(UserError, match="it goes on"):
-        asyncio.run(launch_with(1, {"stop": True, "finished": "then"}).run())
+def test_a_file_stop_beside_a_finished_run_keeps_nobody_from_hearing_that(launch_with, monkeypatch, mistake):
+    monkeypatch.setattr(rendezvous, "find", lambda *_: (_ for _ in ()).throw(UserError("a run", "it goes on", "wait")))
+    assert "it goes on" in mistake(lambda: asyncio.run(launch_with(1, {"stop": True, "finished": "then"}).run()))

@@ -6,7 +6,6 @@ import pytest
 import transformers
 import yaml
 
-from brigade.errors import UserError
 from brigade.kernels import auto, judging, models, paths, proofs, prove, worker
 from brigade.train.host.cluster import World
 from brigade.train.recipe.schema import BY_PROOF, identity, recorded
@@ -80,23 +79,20 @@ SETS = {"attention_alone": 6.0, "with_liger": 5.0, "with_compiled": 5.5, "with_b
 FUSED = "adamw_torch_fused"
 
 
-@pytest.mark.parametrize(
-    ("sets", "wrong", "flags", "closed", "expected"),
-    [
-        (SETS, (), ALL, (), (True, True, FUSED)),
-        (SETS | {"with_both": 9.0}, (), ALL, (), (True, False, FUSED)),  # slower
-        (SETS, ("with_both",), ALL, (), (True, False, FUSED)),  # each is right alone, and together they are wrong
-        (SETS, ("with_both", "with_liger"), ALL, (), (False, True, FUSED)),
-        (SETS | {"attention_alone": 3.0}, (), ALL, (), (False, False, FUSED)),
-        (SETS, (), ALL[2:4], (), (True, False, FUSED)),  # what the recipe does not leave open stays
-        (SETS, (), (*ALL[2:4], "--torch_compile"), (), (True, True, FUSED)),
-        (SETS, (), (*ALL[2:4], "--torch_compile", "false"), (), (True, False, FUSED)),
-        (SETS, (), ALL, ("use_liger_kernel",), (False, True, FUSED)),
-        (SETS, (), ALL, ("use_liger_kernel", "torch_compile"), (False, False, FUSED)),
-        (SETS, (), (), (), (False, False, FUSED)),
-        ({}, (), ALL, (), (False, False, FUSED)),
-    ],
-)
+@pytest.mark.parametrize("sets, wrong, flags, closed, expected", [
+    (SETS, (), ALL, (), (True, True, FUSED)),
+    (SETS | {"with_both": 9.0}, (), ALL, (), (True, False, FUSED)),  # slower
+    (SETS, ("with_both",), ALL, (), (True, False, FUSED)),  # each is right alone, and together they are wrong
+    (SETS, ("with_both", "with_liger"), ALL, (), (False, True, FUSED)),
+    (SETS | {"attention_alone": 3.0}, (), ALL, (), (False, False, FUSED)),
+    (SETS, (), ALL[2:4], (), (True, False, FUSED)),  # what the recipe does not leave open stays
+    (SETS, (), (*ALL[2:4], "--torch_compile"), (), (True, True, FUSED)),
+    (SETS, (), (*ALL[2:4], "--torch_compile", "false"), (), (True, False, FUSED)),
+    (SETS, (), ALL, ("use_liger_kernel",), (False, True, FUSED)),
+    (SETS, (), ALL, ("use_liger_kernel", "torch_compile"), (False, False, FUSED)),
+    (SETS, (), (), (), (False, False, FUSED)),
+    ({}, (), ALL, (), (False, False, FUSED)),
+])  # fmt: skip
 def test_the_fastest_set_that_is_proven_together_is_taken(settled, sets, wrong, flags, closed, expected):
     settings = settled(proof_of(wrong, **ATTENTION, **ALONE, **OPTIMIZERS, **sets), *flags, closed=closed)
     assert kernels(settings) == expected
@@ -175,10 +171,8 @@ def test_what_is_written_down_says_auto_again(load):
 
 
 @pytest.mark.parametrize("key", BY_PROOF)
-def test_another_word_is_a_mistake_that_names_auto(load, key):
-    with pytest.raises(UserError) as told:
-        load(f"--{key}", "automatic")
-    assert "'auto'" in str(told.value)
+def test_another_word_is_a_mistake_that_names_auto(load, key, mistake):
+    assert "'auto'" in mistake(load, f"--{key}", "automatic")
 
 
 # ---- really computed, with the paths that CPUs have ------------------------------------------------------------------
@@ -221,19 +215,16 @@ def test_compiled_layers_are_proven_together_with_the_attention_of_a_cpu():
 LIGER, COMPILED = "use_liger_kernel", "torch_compile"
 
 
-@pytest.mark.parametrize(
-    ("kind", "axes", "flags", "expected"),
-    [
-        ("single", NONE, (), set()),
-        ("ddp", NONE, (), set()),
-        ("zero2", NONE, (), set()),
-        ("zero3", NONE, (), {LIGER}),
-        ("fsdp2", NONE, (), {LIGER}),
-        ("zero1", Axes(tensor=2), (), {LIGER, COMPILED}),
-        ("ddp", NONE, ("--tiled_loss", "auto"), {LIGER}),
-        ("ddp", NONE, ("--tiled_mlp", "auto"), {COMPILED}),
-    ],
-)
+@pytest.mark.parametrize("kind, axes, flags, expected", [
+    ("single", NONE, (), set()),
+    ("ddp", NONE, (), set()),
+    ("zero2", NONE, (), set()),
+    ("zero3", NONE, (), {LIGER}),
+    ("fsdp2", NONE, (), {LIGER}),
+    ("zero1", Axes(tensor=2), (), {LIGER, COMPILED}),
+    ("ddp", NONE, ("--tiled_loss", "auto"), {LIGER}),
+    ("ddp", NONE, ("--tiled_mlp", "auto"), {COMPILED}),
+])  # fmt: skip
 def test_what_no_proof_decides(load, kind, axes, flags, expected):
     training, strategy = load(*RUN, *ALL, *flags).recipe.training, Strategy(kind, kind, "flag", axes=axes)
     assert auto.closed(training, strategy, compiler=True) == expected

@@ -137,9 +137,8 @@ def test_what_the_user_names_is_taken_and_a_proof_against_it_is_told(load, on, m
 def test_all_ranks_take_what_every_device_has_proven():
     a, b = {"flash_attention_2": 5.0, "varlen": 6.0, "sdpa": 20.0}, {"varlen": 9.0, "sdpa": 30.0}
     assert list(auto.common([a, b]).items()) == [("varlen", 9.0), ("sdpa", 30.0)]
-    assert (
-        auto.common([a, None]) == {} and auto.common([]) == {} and auto.common([{"varlen": 1.0}, {"sdpa": 1.0}]) == {}
-    )
+    assert auto.common([a, None]) == {} and auto.common([]) == {}
+    assert auto.common([{"varlen": 1.0}, {"sdpa": 1.0}]) == {}
     # On the slowest device: it is the one that all wait for.
     assert next(iter(auto.common([{"varlen": 1.0, "sdpa": 2.0}, {"varlen": 9.0, "sdpa": 3.0}]))) == "sdpa"
 
@@ -161,18 +160,15 @@ def test_ranks_settle_together(load, on, made, monkeypatch, second, expected):
 
 
 # ---- the cache -----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{",
-        b"\xff\xfe",
-        b"[]",
-        b"null",
-        b'{"key": {}}',
-        b'{"key": {}, "paths": {"sdpa": 1}, "fastest": {}}',
-    ],
-)
+@pytest.mark.parametrize("content", [
+    b"",
+    b"{",
+    b"\xff\xfe",
+    b"[]",
+    b"null",
+    b'{"key": {}}',
+    b'{"key": {}, "paths": {"sdpa": 1}, "fastest": {}}',
+])  # fmt: skip
 def test_a_corrupted_file_is_no_proof(content):
     key = proofs.key(config(), SHAPES, A100)
     proofs.path_of(key).parent.mkdir(parents=True)

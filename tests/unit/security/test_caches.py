@@ -57,7 +57,7 @@ def test_a_cache_that_others_can_write_is_refused(home, inside, others, monkeypa
     ("group", "members", "mine"),
     [("me", [], True), ("me", ["me"], True), ("me", ["me", "you"], False), ("us", [], False)],
 )
-def test_a_group_of_this_user_alone_may_write(home, group, members, mine, monkeypatch):
+def test_a_group_of_this_user_alone_may_write(home, group, members, mine, monkeypatch, mistake):
     """As it may in a cache that an earlier version made where the umask is 002."""
     home.mkdir(parents=True)
     home.chmod(0o775)
@@ -69,8 +69,7 @@ def test_a_group_of_this_user_alone_may_write(home, group, members, mine, monkey
         monkeypatch.setattr(os, "geteuid", lambda: home.stat().st_uid)
         assert cache.cache_directory() == home
     else:
-        with pytest.raises(UserError, match="its group or others may write to it"):
-            cache.cache_directory()
+        assert "its group or others may write to it" in mistake(cache.cache_directory)
 
 
 def test_a_link_to_a_disk_that_was_emptied_is_followed(home, tmp_path):
@@ -80,15 +79,14 @@ def test_a_link_to_a_disk_that_was_emptied_is_followed(home, tmp_path):
     assert len([*(tmp_path / "scratch/cache/digests").iterdir()]) == 1 and mode(tmp_path / "scratch") == 0o700
 
 
-def test_a_cache_that_root_made_is_told(home, monkeypatch):
+def test_a_cache_that_root_made_is_told(home, monkeypatch, mistake):
     """In a container, with this user's directory as root's home."""
     home.mkdir(0o700, parents=True)
     monkeypatch.setattr(os, "access", lambda path, how: False)
-    with pytest.raises(UserError, match="this user may not read it"):
-        cache.cache_directory()
+    assert "this user may not read it" in mistake(cache.cache_directory)
 
 
-def test_each_use_of_the_cache_looks(home):
+def test_each_use_of_the_cache_looks(home, mistake):
     home.mkdir(parents=True)
     home.chmod(0o777)
     uses = (
@@ -99,8 +97,7 @@ def test_each_use_of_the_cache_looks(home):
         library.javascript,
     )
     for use in uses:
-        with pytest.raises(UserError, match="others may write to it"):
-            use()
+        assert "others may write to it" in mistake(use)
 
 
 @only_root

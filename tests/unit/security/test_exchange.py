@@ -154,7 +154,7 @@ def test_messages_of_different_lengths(peers):
     assert told == [values]
 
 
-def test_who_takes_a_rank_s_place_runs_nothing_in_the_others(peers, tmp_path):
+def test_who_takes_a_rank_s_place_runs_nothing_in_the_others(peers, tmp_path, mistake):
     """Anybody can who reaches torch's store."""
     data = pickle.dumps(Marker(tmp_path / "marker"))
 
@@ -163,33 +163,29 @@ def test_who_takes_a_rank_s_place_runs_nothing_in_the_others(peers, tmp_path):
         peers[1]._all(torch.frombuffer(bytearray(data), dtype=torch.uint8))
 
     other = beside(forger)
-    with pytest.raises(UserError, match="replica 1"):
-        peers[0].gather(None)
+    assert "replica 1" in mistake(peers[0].gather, None)
     other.join(10)
     assert not (tmp_path / "marker").exists()
 
 
-def test_a_replica_of_an_elastic_run_runs_nothing_of_another(tmp_path):
+def test_a_replica_of_an_elastic_run_runs_nothing_of_another(tmp_path, mistake):
     forged = base64.b64encode(pickle.dumps([Marker(tmp_path / "marker")])).decode()
     peers = object.__new__(ElasticPeers)
     peers.world = World(0, 0, 1, 1, "here", "launch")
     peers._say = lambda what: {"said": {"0": what["payload"], "1": forged}}
-    with pytest.raises(UserError, match="replica 1"):
-        peers.gather(None)
+    assert "replica 1" in mistake(peers.gather, None)
     assert not (tmp_path / "marker").exists()
 
 
 @pytest.mark.parametrize("data", [b"", b"no weights", b"PK\x03\x04", pickle.dumps(Marker("marker"))])
-def test_what_is_handed_over_to_a_replica_runs_nothing(data, tmp_path, monkeypatch):
+def test_what_is_handed_over_to_a_replica_runs_nothing(data, tmp_path, monkeypatch, mistake):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="replica 1"):
-        hand_over.unpack(None, None, data, "replica 1")
+    assert "replica 1" in mistake(hand_over.unpack, None, None, data, "replica 1")
     assert not (tmp_path / "marker").exists()
 
 
 @pytest.mark.parametrize("size", [2**62, 0, -1])
-def test_sizes_that_no_message_has(peers, size):
+def test_sizes_that_no_message_has(peers, size, mistake):
     other = beside(lambda: peers[1]._all(torch.tensor([size])))
-    with pytest.raises(UserError, match="replica 1"):
-        peers[0].gather(None)
+    assert "replica 1" in mistake(peers[0].gather, None)
     other.join(10)

@@ -6,72 +6,23 @@ import pickle
 import shutil
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 
 from brigade.errors import UserError
 from brigade.train.checkpoint import compatibility, manifest, resume, saved_weights, states
 from brigade.train.host import checksums
 from brigade.train.run.directory import RECORD
+from testing.small_checkpoints import RUN, SAVE, Forged
 
-RUN = SimpleNamespace(
-    replica=SimpleNamespace(size=1, rank=0, local_size=1, local_rank=0), strategy=SimpleNamespace(writes_in_parts=True)
-)
 SECONDS = 20  # for one checkpoint; without faults it takes a fraction of one
 PLACE = st.integers(0, 2**16)  # in a file, counted round and round: its size must not decide what is drawn
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3), lambda value: st.lists(value, max_size=2)
 )
-
-
-class Forged:
-    """An object whose pickle makes a directory where it is loaded."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.marker),)
-
-
-def one_process(folder: Path) -> None:
-    folder.mkdir()
-    save_file({"weight": torch.ones(4)}, folder / "model.safetensors")
-    moments = {0: {"exp_avg": torch.zeros(4), "step": torch.tensor(2.0)}}
-    torch.save({"state": moments, "param_groups": [{"params": [0]}]}, folder / "optimizer.pt")
-
-
-def zero3(folder: Path) -> None:
-    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-
-    (tag := folder / "global_step2").mkdir(parents=True)
-    (folder / "latest").write_text(tag.name)
-    kept = {
-        "zero_stage": ZeroStageEnum.weights,
-        "loss_scaler": DynamicLossScaler(2.0**16, 2.0, 1000, 1.0, 1, False, torch.float16),
-        "partition_count": 1,
-        "fp32_flat_groups": [torch.ones(4)],
-        "optimizer_state_dict": {"state": {0: {"exp_avg": torch.zeros(4)}}},
-    }
-    torch.save({"optimizer_state_dict": kept}, tag / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
-    model = {"param_shapes": [{"weight": torch.Size([4])}], "buffer_names": [], "module": {}, "shared_params": {}}
-    torch.save(model | {"ds_version": "0.19.8"}, tag / "zero_pp_rank_0_mp_rank_00_model_states.pt")
-
-
-def fsdp2(folder: Path) -> None:
-    moments = {"state": {"weight": {"exp_avg": torch.zeros(4), "step": torch.tensor(2.0)}}}
-    for name, state in (
-        ("pytorch_model_fsdp_0", {"model": {"weight": torch.ones(4)}}),
-        ("optimizer_0", {"optimizer": moments}),
-    ):
-        dcp.save(state, storage_writer=dcp.FileSystemWriter(folder / name), no_dist=True)
 
 
 def sign(folder: Path) -> None:
@@ -87,15 +38,23 @@ def sign(folder: Path) -> None:
     manifest.write(folder, {"step": 2, "tokens": 9, "base": {}, "run": run}, entries)
 
 
+def of_deepspeeds_classes() -> dict[str, object]:
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+
+    scaler = DynamicLossScaler(2.0**16, 2.0, 1000, 1.0, 1, False, torch.float16)
+    return {"zero_stage": ZeroStageEnum.weights, "loss_scaler": scaler}
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A small checkpoint of each engine."""
     folder = tmp_path_factory.mktemp("whole")
-    for save in (one_process, zero3, fsdp2):
-        save(folder / save.__name__)
-        (folder / save.__name__ / "trainer_state.json").write_text('{"global_step": 2}')
-        torch.save({"last_epoch": 2}, folder / save.__name__ / "scheduler.pt")
-        sign(folder / save.__name__)
+    for engine, save in SAVE.items():
+        save(folder / engine, **(of_deepspeeds_classes() if engine == "ZeRO-3" else {}))
+        (folder / engine / "trainer_state.json").write_text('{"global_step": 2}')
+        torch.save({"last_epoch": 2}, folder / engine / "scheduler.pt")
+        sign(folder / engine)
     return folder
 
 
@@ -188,9 +147,7 @@ def test_a_changed_checkpoint_is_told_or_read(data, whole, tmp_path_factory):
     outside.mkdir()
     for name in ("secret", RECORD):
         (outside / name).write_text(name)
-    shutil.copytree(
-        whole / data.draw(st.sampled_from(["one_process", "zero3", "fsdp2"])), folder := outside / "checkpoint-2"
-    )
+    shutil.copytree(whole / data.draw(st.sampled_from([*SAVE])), folder := outside / "checkpoint-2")
     for _ in range(data.draw(st.integers(1, 3))):
         files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
         if files:

@@ -98,17 +98,14 @@ def test_the_end_of_rank_0_is_noticed(monkeypatch):
         assert one_host.rank_0_is_gone()
 
 
-@pytest.mark.parametrize(
-    ("one", "said"),
-    [
-        (True, {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node1"}),
-        (True, {"WORLD_SIZE": "2", "LOCAL_SIZE": "2"}),  # deepspeed
-        (True, {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}),
-        (True, {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}),
-        (False, {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node1"}),
-        (False, {"WORLD_SIZE": "2", "MASTER_ADDR": "run-master-0"}),  # Kubernetes says nothing of hosts
-    ],
-)
+@pytest.mark.parametrize("one, said", [
+    (True, {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node1"}),
+    (True, {"WORLD_SIZE": "2", "LOCAL_SIZE": "2"}),  # deepspeed
+    (True, {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}),
+    (True, {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}),
+    (False, {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node1"}),
+    (False, {"WORLD_SIZE": "2", "MASTER_ADDR": "run-master-0"}),  # Kubernetes says nothing of hosts
+])  # fmt: skip
 def test_which_runs_have_one_host(one, said):
     assert one_host.has_all_ranks(said) is one
 

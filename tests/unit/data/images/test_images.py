@@ -62,11 +62,8 @@ def test_the_rows_of_the_page(encode, shown, folder):
     assert len(cells) == 6
     for cell in cells:
         whole, learned, sizes = shown(encode(json.loads(cell.replace("BASE64", BASE64))))
-        assert (
-            sizes in ([SMALL], [SMALL, SMALL])
-            and tokens(*SMALL) in whole
-            and learned in ("A dog.<|im_end|>", "No.<|im_end|>")
-        )
+        assert sizes in ([SMALL], [SMALL, SMALL]) and tokens(*SMALL) in whole
+        assert learned in ("A dog.<|im_end|>", "No.<|im_end|>")
 
 
 def test_several_images_in_the_order_of_their_places(encode, shown):

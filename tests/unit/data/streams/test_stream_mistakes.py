@@ -35,8 +35,7 @@ def test_a_broken_row_far_behind_is_told_when_it_is_reached(streamed, source, mi
     file.write_text(file.read_text() + '{"prompt": 1}\n')
     train = streamed(data, size=10)
     assert len(texts(train, 0, 60)) == 60
-    message = mistake(texts, train, 60, 130)
-    assert f"{data['train_file']}, line 101" in message
+    assert f"{data['train_file']}, line 101" in mistake(texts, train, 60, 130)
 
 
 def test_nothing_is_left_to_train_on(streamed, source, mistake, texts):
