@@ -1,11 +1,11 @@
 """What tests of several hosts share: a short run of the tiny recipe, and what one logged."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 from .ranks import REPOSITORY
+from .run_files import losses_of
 
 # Enough to see losses part, and short: importing the libraries takes longer than these steps. No answers: sixteen ranks on
 # two cores write three of them for a minute.
@@ -15,15 +15,9 @@ SHORT += ["--eval_answers", "0"]
 PATIENCE = 900  # seconds that a run may take on a busy machine: a limit against hangs, not a measure
 
 
-def losses(output: Path) -> list[float]:
-    """What a run logged."""
-    state = json.loads((output / "trainer_state.json").read_text())
-    return [entry["loss"] for entry in state["log_history"] if "loss" in entry]
-
-
 def train_alone(flags: list[str], output: Path) -> list[float]:
     """Losses of the tiny recipe on one process of this machine."""
     command = [sys.executable, "train.py", *flags, "--output_dir", str(output)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr[-3000:]
-    return losses(output)
+    return losses_of(output)

@@ -10,9 +10,10 @@ import yaml
 
 from brigade.train.checkpoint import manifest
 from testing import marks
-from testing.clusters import PATIENCE, SHORT, losses
+from testing.clusters import PATIENCE, SHORT
 from testing.launches import SECRET
 from testing.ranks import REPOSITORY
+from testing.run_files import losses_of
 
 # launcher -> slots per host, flags, strategy
 BOTH = {"node1": 1, "node2": 1}
@@ -87,7 +88,7 @@ def test_each_launcher_trains_as_one_process_does(cluster, request, single, name
     record = yaml.safe_load((folder / "run" / "run.yaml").read_text())["run"]
     assert record["hosts"] == list(slots) and record["ranks"] == ranks
     assert json.loads((folder / "run" / "success.json").read_text())["steps"] == 4
-    assert losses(folder / "run") == pytest.approx(single, rel=1e-5)
+    assert losses_of(folder / "run") == pytest.approx(single, rel=1e-5)
     # One status line per host and change, one log per rank and launcher, rank 0's output on the terminal.
     for host, number in slots.items():
         ranks = "1 rank" if number == 1 else f"{number} ranks"
@@ -160,7 +161,7 @@ def test_an_output_directory_that_hosts_do_not_share(cluster, apart, single):
     assert "checkpoint-4: not all hosts have it whole" in said
     for run in (here / "run", there / "run"):
         assert manifest.flaw(run / "checkpoint-4") is manifest.damage(run / "checkpoint-4") is None
-    assert losses(here / "run") == pytest.approx(single, rel=1e-5)
+    assert losses_of(here / "run") == pytest.approx(single, rel=1e-5)
 
 
 def test_a_model_that_is_another_on_one_host(cluster):

@@ -15,7 +15,8 @@ from brigade.train.run import events
 from testbed.cluster import Cluster
 from testbed.slurm import Slurm
 from testbed.strikes import training_process
-from testing.clusters import PATIENCE, SHORT, losses, train_alone
+from testing.clusters import PATIENCE, SHORT, train_alone
+from testing.run_files import losses_of
 
 pytestmark = pytest.mark.xdist_group("slurm")  # one daemon's tests, on one worker of pytest
 RECIPE = "recipes/tiny/full.yaml"
@@ -70,7 +71,7 @@ def test_written_script_trains_on_all_hosts(slurm, single):
     fields = wait(slurm, job, log)
     assert (fields["JobState"], fields["ExitCode"]) == ("COMPLETED", "0:0"), log.read_text()[-3000:]
     assert "world size 2 on 2 hosts" in log.read_text()
-    assert losses(output) == pytest.approx(single, rel=1e-5)
+    assert losses_of(output) == pytest.approx(single, rel=1e-5)
 
 
 def test_check_inside_an_allocation_needs_no_hostfile_and_no_ssh(slurm):
@@ -109,7 +110,7 @@ def test_launch_inside_an_allocation_needs_no_hostfile(slurm, single):
     done = slurm.cluster["node1"].run(words, timeout=PATIENCE, check=False, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     assert "node2  starting 1 rank by slurm" in done.stderr and "world size 2 on 2 hosts, by torchrun" in done.stdout
-    assert losses(folder / "run") == pytest.approx(single, rel=1e-5)
+    assert losses_of(folder / "run") == pytest.approx(single, rel=1e-5)
     assert not any(host.find("train.py") for host in slurm.cluster)
 
 
@@ -133,7 +134,7 @@ def test_job_goes_on_after_more_urgent_work_took_its_hosts(slurm, tmp_path):
     assert stopped["checkpoint"] == f"checkpoint-{stopped['step']}" and stopped["by"].startswith("SIGTERM to rank ")
     assert re.search(rf"continues +from .*{stopped['checkpoint']}\b", log.read_text())
     assert [event["step"] for event in events.read(output) if event["event"] == "step"] == list(range(1, 13))
-    assert losses(output) == pytest.approx(train_alone(flags, tmp_path / "run"), rel=1e-5)
+    assert losses_of(output) == pytest.approx(train_alone(flags, tmp_path / "run"), rel=1e-5)
 
 
 def test_script_with_restarts_starts_again_inside_its_allocation(slurm):
@@ -148,7 +149,7 @@ def test_script_with_restarts_starts_again_inside_its_allocation(slurm):
     said = log.read_text()
     assert (fields["JobState"], fields["Restarts"]) == ("COMPLETED", "0"), said[-3000:]
     assert "attempt 2 on node1, node2" in said and re.search(r"continues +from .*checkpoint-", said), said[-3000:]
-    assert len(losses(output)) == 8
+    assert len(losses_of(output)) == 8
 
 
 def test_nothing_of_slurm_stays_on_the_hosts():

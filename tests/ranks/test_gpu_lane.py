@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks import waits as committed_waits
-from testing import fake_gpu, gpu_lane, marks, parity, runs, waits
+from testing import fake_gpu, gpu_lane, marks, parity, run_files, runs, waits
 from testing.command_line import as_flags
 from testing.launch_commands import COMMANDS
 from testing.ranks import REPOSITORY, run_ranks
@@ -76,7 +76,7 @@ def test_a_wait_in_each_micro_step_is_found(asking, results):
     """Also where rank 0, which logs, does not wait."""
     report = results[f"{asking}, asking"]["waits"]
     (found,) = waits.in_each_micro_step(report)
-    assert found == {"line": "testing/runs.py ask", "why": "item", "micro-step": 1, "step": 0, "log line": 0}
+    assert found == {"line": "testing/disturbances.py ask", "why": "item", "micro-step": 1, "step": 0, "log line": 0}
     assert [group["ranks"] for group in report["ranks"] if found in group["waits"]] == [[1]]
 
 
@@ -185,8 +185,7 @@ def test_answers_are_those_of_the_cpu(tmp_path_factory):
         cases = [case, rehearsal] if gpus else [case]
         found, done = runs.run_all(2 if gpus else 1, cases, folder, 300, longest_answer=6, gpus=gpus)
         assert len(found) == len(cases), done.stderr[-2000:]
-        lines = (folder / "run/answers.jsonl").read_text().splitlines()
-        given.append([json.loads(line)["answer"] for line in lines])
+        given.append([answer["answer"] for answer in run_files.answers(folder / "run")])
     assert given[0] == given[1] and len(given[0]) == 3
     for verb, *more in (
         ["eval"],
@@ -230,8 +229,7 @@ def test_ranks_that_see_one_gpu_each_train_as_those_that_see_all(tmp_path, resul
     flags = [*runs.write_inputs(tmp_path), *case["flags"], "--output_dir", str(tmp_path / "run")]
     done = run_ranks("testing.one_gpu_each", *flags, ranks=2, timeout=200, gpus=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    log = json.loads((tmp_path / "run/trainer_state.json").read_text())["log_history"]
-    assert [entry["loss"] for entry in log if "loss" in entry] == results["zero3"]["loss"]
+    assert run_files.losses_of(tmp_path / "run") == results["zero3"]["loss"]
 
 
 def launch_here(folder):

@@ -10,7 +10,8 @@ import yaml
 import train
 from brigade.errors import UserError
 from brigade.train.distributed import ranks
-from testing.runs_of_one import Ruin, losses
+from testing.run_files import losses
+from testing.runs_of_one import Ruin
 
 
 def test_a_finished_run_is_lengthened_in_place(done, flags, tmp_path, capfd):

@@ -13,7 +13,7 @@ from brigade.train.loss.reference import Reference
 from brigade.train.step import bad_steps
 from testing import preferences
 from testing.preferences import NAMED, SECOND, Case
-from testing.runs_of_one import losses
+from testing.run_files import losses
 
 DPO = Case("sigmoid")
 

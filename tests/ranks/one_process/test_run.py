@@ -15,7 +15,8 @@ from brigade.errors import UserError
 from brigade.train.checkpoint import saving
 from brigade.train.distributed import ranks
 from brigade.train.engines.engine import Engine
-from testing.runs_of_one import Ruin, losses
+from testing.run_files import losses
+from testing.runs_of_one import Ruin
 
 FIGURES = {
     "loss",
