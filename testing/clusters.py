@@ -1,10 +1,9 @@
 """What tests of several hosts share: a short run of the tiny recipe, and what one logged."""
 
-import subprocess
 import sys
 from pathlib import Path
 
-from .ranks import REPOSITORY
+from .command_line import run_here
 from .run_files import losses_of
 
 # Enough to see losses part, and short: importing the libraries takes longer than these steps. No answers: sixteen ranks on
@@ -17,7 +16,6 @@ PATIENCE = 900  # seconds that a run may take on a busy machine: a limit against
 
 def train_alone(flags: list[str], output: Path) -> list[float]:
     """Losses of the tiny recipe on one process of this machine."""
-    command = [sys.executable, "train.py", *flags, "--output_dir", str(output)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE)
+    done = run_here([sys.executable, "train.py", *flags, "--output_dir", output], PATIENCE)
     assert done.returncode == 0, done.stderr[-3000:]
     return losses_of(output)

@@ -180,7 +180,7 @@ def inputs(folder):
     """The flags that all cases share."""
     mixture = json.loads((runs.REPOSITORY / "recipes/qwen3-30b-a3b/config.json").read_text())
     for name, config in ((MIXTURE, mixture), (BIASED, CONFIG_MAPPING["minimax_m2"]().to_dict())):
-        (folder / name).mkdir()
+        (folder / name).mkdir(exist_ok=True)
         (folder / name / "config.json").write_text(json.dumps(shrink(config)))
     return [
         *runs.write_inputs(folder),
@@ -191,7 +191,12 @@ def inputs(folder):
 
 
 def run_group(folder, cases, size):
-    (folder / "cases.json").write_text(json.dumps(cases))
+    """Run cases, each a strategy, what poisons its sample, and further flags, in one group of ranks."""
+    shared, todo = inputs(folder), {}
+    for name, (strategy, what, further) in cases.items():
+        words = [str(folder / word) if word in (MIXTURE, BIASED) else word for word in STRATEGIES[strategy]]
+        todo[name] = {"flags": [*shared, *words, *further], "poison": what}
+    (folder / "cases.json").write_text(json.dumps(todo))
     done = run_ranks("testing.nonfinite", str(folder), ranks=size, timeout=900)
     assert not done.returncode, done.stdout[-2000:] + done.stderr[-4000:]
 

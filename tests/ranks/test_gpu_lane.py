@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,9 +13,9 @@ from safetensors.torch import load_file
 
 from benchmarks import waits as committed_waits
 from testing import fake_gpu, gpu_lane, marks, parity, run_files, runs, waits
-from testing.command_line import as_flags
+from testing.command_line import as_flags, run_here
 from testing.launch_commands import COMMANDS
-from testing.ranks import REPOSITORY, run_ranks
+from testing.ranks import run_ranks
 
 BIN = Path(sys.executable).parent
 AVERAGING = "local/outer.py"  # by way of the hosts, once in a round of replicas
@@ -187,13 +186,10 @@ def test_answers_are_those_of_the_cpu(tmp_path_factory):
         assert len(found) == len(cases), done.stderr[-2000:]
         given.append([answer["answer"] for answer in run_files.answers(folder / "run")])
     assert given[0] == given[1] and len(given[0]) == 3
-    for verb, *more in (
-        ["eval"],
-        ["chat", "--question", "What is the class `filecmp.dircmp`?", "--max_new_tokens", "3"],
-    ):
-        words = [sys.executable, "-m", "brigade", verb, str(folder / "run"), *more]
-        environment = os.environ | fake_gpu.environment(1)
-        done = subprocess.run(words, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=250)
+    asked = ["--question", "What is the class `filecmp.dircmp`?", "--max_new_tokens", "3"]
+    for verb, *more in (["eval"], ["chat", *asked]):
+        words = [sys.executable, "-m", "brigade", verb, folder / "run", *more]
+        done = run_here(words, 250, **fake_gpu.environment(1))
         assert done.returncode == 0, (verb, done.stdout[-1000:], done.stderr[-3000:])
 
 
@@ -249,22 +245,8 @@ def test_a_launcher_starts_a_rank_on_each_gpu_that_is_asked_for(launcher, tmp_pa
     short = as_flags(max_steps=2, max_train_samples=100, max_eval_samples=10, eval_answers=0, report_page=False)
     proves = launcher == "torchrun"
     short += [] if proves else ["--attn_implementation", "varlen"]
-    done = subprocess.run(
-        [
-            str(BIN / words[0]),
-            *words[1:],
-            *short,
-            "--output_dir",
-            str(tmp_path / "run"),
-        ],
-        cwd=REPOSITORY,
-        env=os.environ
-        | fake_gpu.environment(4)
-        | {"PATH": f"{BIN}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": asked},
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
+    variables = fake_gpu.environment(4) | {"PATH": f"{BIN}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": asked}
+    done = run_here([BIN / words[0], *words[1:], *short, "--output_dir", tmp_path / "run"], 250, **variables)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     assert world_size in done.stdout and f"strategy       {strategy} " in done.stdout
     assert "cuda" in done.stdout and ("proven here" in done.stdout) == proves

@@ -4,16 +4,16 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from brigade.train.run import events
 from brigade.train.strategy.axes import Axes
 from testing import axes, runs
-from testing.ranks import REPOSITORY, run_ranks
+from testing.command_line import run_here
+from testing.ranks import run_ranks
 from testing.run_files import losses_of
+from testing.train_command import FAULTS, launched
 
 TIMEOUT = "5"  # seconds of silence within a step of milliseconds
 STAGES = axes.flags(Axes(stages=2), "ddp")
@@ -45,14 +45,10 @@ def test_a_rank_that_sleeps_in_its_data_loader_is_named(axis, flags, tmp_path, m
 
 @pytest.mark.slow
 @pytest.mark.parametrize("axis", [[], STAGES], ids=["data", "pipeline"])
-def test_a_rank_that_is_stopped_is_named_and_does_not_stay_behind(axis, flags, tmp_path, monkeypatch):
+def test_a_rank_that_is_stopped_is_named_and_does_not_stay_behind(axis, flags, tmp_path):
     """torchrun waits 30 seconds for a process that hears no SIGTERM; ours ends it at once."""
-    monkeypatch.setenv("BRIGADE_TEST_FAULT", "stopped")
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY / "tests/ranks/bad_input"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py", *flags]
-    command += [*axis, "--output_dir", str(tmp_path)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=180)
+    command = [*launched("torchrun"), "train.py", *flags, *axis, "--output_dir", tmp_path]
+    done = run_here(command, 180, BRIGADE_TEST_FAULT="stopped", PYTHONPATH=str(FAULTS), OMP_NUM_THREADS="1")
     assert done.returncode == 1
     said = r"rank 1 on \S+ has been stopped \(SIGSTOP, or a debugger\) since step \d; rank 0 waits for it in"
     assert re.search(said, done.stderr), done.stderr

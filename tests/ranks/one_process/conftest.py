@@ -22,8 +22,5 @@ def done(flags, tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch):
-    """What train.main sets for a group of one rank, as ZeRO needs it, is not left to later tests: they would start one too."""
-    for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.setenv(key, "")
-        monkeypatch.delenv(key)
+def environment(no_launcher):
+    """No test leaves the next one what train.main has set."""
