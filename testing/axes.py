@@ -28,13 +28,8 @@ ADAPTERS = {
     "qdora": ["--load_in_4bit", "--use_dora"],
 }
 WIDE = "llama-wide"  # so that a tensor group divides no block of 4-bit weights
-OF_VARIANT = {
-    "qlora": WIDE,
-    "qdora": WIDE,
-    "ends": "llama",
-    "tiled": "llama",
-    "lora-norms": "qwen3",
-}  # which has a head of its own
+# "llama" has a head of its own.
+OF_VARIANT = {"qlora": WIDE, "qdora": WIDE, "ends": "llama", "tiled": "llama", "lora-norms": "qwen3"}
 TILED = [
     "--tiled_loss",
     "24",

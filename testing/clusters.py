@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from .command_line import run_here
+from .patience import PATIENCE
 from .run_files import losses_of
 
 # Enough to see losses part, and short: importing the libraries takes longer than these steps. No answers: sixteen ranks on
@@ -11,7 +12,13 @@ from .run_files import losses_of
 STEPS = 4
 SHORT = ["--max_steps", str(STEPS), "--logging_steps", "1", "--max_train_samples", "100", "--max_eval_samples", "10"]
 SHORT += ["--eval_answers", "0"]
-PATIENCE = 900  # seconds that a run may take on a busy machine: a limit against hangs, not a measure
+SHORT += ["--report_page", "false"]  # a second of each
+
+
+def launch_words(hostfile: Path | str, folder: Path, *words: str) -> list[str]:
+    """The command that launches the tiny recipe, with its logs and its run in a folder."""
+    line = f"python -m brigade launch recipes/tiny/full.yaml --hostfile {hostfile} --log_dir {folder}/logs"
+    return [*line.split(), "--output_dir", f"{folder}/run", *words]
 
 
 def train_alone(flags: list[str], output: Path) -> list[float]:

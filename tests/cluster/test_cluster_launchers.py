@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 from testing import marks
-from testing.clusters import PATIENCE, SHORT, STEPS
+from testing.clusters import SHORT, STEPS
 from testing.launch_commands import COMMANDS
+from testing.patience import PATIENCE
 from testing.run_files import losses_of
 from testing.shipped import shipped
 

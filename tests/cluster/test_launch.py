@@ -10,8 +10,9 @@ import yaml
 
 from brigade.train.checkpoint import manifest
 from testing import marks
-from testing.clusters import PATIENCE, SHORT
+from testing.clusters import SHORT, launch_words
 from testing.launches import SECRET
+from testing.patience import PATIENCE
 from testing.ranks import REPOSITORY
 from testing.run_files import losses_of
 
@@ -56,23 +57,7 @@ def test_each_launcher_trains_as_one_process_does(cluster, request, single, name
     if "decoys" in name:
         request.getfixturevalue("decoys")
     hostfile, folder = cluster.hostfile(slots), cluster.shared / name.replace(" ", "-")
-    words = [
-        "python",
-        "-m",
-        "brigade",
-        "launch",
-        "recipes/tiny/full.yaml",
-        "--hostfile",
-        str(hostfile),
-        "--launcher",
-        launcher,
-        "--log_dir",
-        str(folder / "logs"),
-        *SHORT,
-        *flags,
-        "--output_dir",
-        str(folder / "run"),
-    ]
+    words = launch_words(hostfile, folder, "--launcher", launcher, *SHORT, *flags)
     said, seen = folder.with_suffix(".said"), ""
     with said.open("wb") as out:
         process = cluster["node1"].popen(words, stdout=out, stderr=out, OMP_NUM_THREADS="1", HF_TOKEN=SECRET)
@@ -108,23 +93,9 @@ def test_each_launcher_trains_as_one_process_does(cluster, request, single, name
 # ---- hosts that do not see the same ------------------------------------------------------------------------------
 def launch(cluster, output, *flags) -> tuple[int, str]:
     """Exit code and words of a short run on both hosts."""
-    words = [
-        "python",
-        "-m",
-        "brigade",
-        "launch",
-        "recipes/tiny/full.yaml",
-        "--hostfile",
-        str(cluster.hostfile(BOTH)),
-        "--launcher",
-        "torchrun",
-        "--log_dir",
-        str(cluster.shared / f"logs-{time.monotonic_ns()}"),
-        *SHORT,
-        *flags,
-        "--output_dir",
-        str(output),
-    ]
+    folder = cluster.shared / f"launch-{time.monotonic_ns()}"
+    further = ["--launcher", "torchrun", *SHORT, *flags, "--output_dir", str(output)]
+    words = launch_words(cluster.hostfile(BOTH), folder, *further)
     done = cluster["node1"].run(words, timeout=PATIENCE, check=False, OMP_NUM_THREADS="1")
     return done.returncode, done.stdout + done.stderr
 

@@ -13,6 +13,7 @@ import torch
 from transformers import TrainerCallback
 
 from testing import marks, parity, runs
+from testing.command_line import as_flags
 from testing.ranks import run_ranks
 
 # DeepSpeed trains in fp16 on CPUs that have instructions for it (accelerator/cpu_accelerator.py: is_fp16_supported); on others a
@@ -47,9 +48,8 @@ class Watch(TrainerCallback):
         for parameter in (*model.parameters(), *routers_biases(model).values()):
             mine = getattr(parameter, "ds_tensor", parameter).detach()
             mine = mine.to_local() if hasattr(mine, "to_local") else mine
-            held.update(
-                mine.clone().view(-1).view(torch.uint8).numpy().tobytes()
-            )  # FSDP2 resizes what numpy would share
+            mine = mine.clone()  # FSDP2 resizes what numpy would share
+            held.update(mine.view(-1).view(torch.uint8).numpy().tobytes())
         return held.hexdigest()
 
     def on_step_begin(self, args, state, control, model=None, **_):
@@ -77,9 +77,8 @@ def work(folder):
     for name, flags in json.loads((folder / "cases.json").read_text()).items():
         watch, said = Watch(), io.StringIO()
         with contextlib.redirect_stdout(said):
-            trainer = train.main(
-                [*flags, "--output_dir", str(folder / "outputs" / name)], callbacks=(watch,) if "fp16" in name else ()
-            )
+            watching = (watch,) if "fp16" in name else ()
+            trainer = train.main([*flags, "--output_dir", str(folder / "outputs" / name)], callbacks=watching)
         held = ranks.gather((watch.changed, watch.scales))
         if rank == 0:
             log = [entry for entry in trainer.state.log_history if "loss" in entry]
@@ -91,17 +90,9 @@ def work(folder):
 @pytest.fixture(scope="module")
 def results(tmp_path_factory, asked_for):
     folder = tmp_path_factory.mktemp("fp16")
-    shared = [
-        *runs.write_inputs(folder),
-        *["--optim", "sgd", "--learning_rate", "0.6", "--max_steps"],
-        str(STEPS),
-        "--global_batch_size",
-        "8",  # no epoch ends in these steps, where a rank may have nothing to learn from
-        "--eval_steps",
-        "null",
-        "--per_device_train_batch_size",
-        "4",
-    ]
+    # No epoch ends in these steps, where a rank may have nothing to learn from.
+    few = as_flags(max_steps=STEPS, global_batch_size=8, per_device_train_batch_size=4, eval_steps=None)
+    shared = [*runs.write_inputs(folder), "--optim", "sgd", "--learning_rate", "0.6", *few]
     cases = {"fp32": [*shared, *parity.STRATEGIES["ddp"]]}
     for name in sorted(asked_for("strategy")):
         strategy, optim, *biases = [*name.split("+"), "", ""][:3]

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from testing import marks, runs
+from testing.command_line import as_flags
 from testing.ranks import run_ranks
 from testing.run_files import losses_of
 from testing.s3_server import BUCKET, objects, s3_server
@@ -74,10 +75,8 @@ def test_a_cut_upload_is_not_taken_for_whole_and_an_empty_host_goes_on(strategy,
     assert losses_of(here) == pytest.approx(losses_of(undisturbed), rel=1e-5)
     assert whole(server, folder) == [4, 6]  # and save_total_limit has removed the second
     there = objects(server, folder)
-    assert {name.partition("/")[0] for name in there if name.startswith("checkpoint-")} == {
-        "checkpoint-4",
-        "checkpoint-6",
-    }
+    checkpoints = {name.partition("/")[0] for name in there if name.startswith("checkpoint-")}
+    assert checkpoints == {"checkpoint-4", "checkpoint-6"}
     for name in ("model.safetensors", "run.yaml", "events.jsonl", "trainer_state.json", "success.json"):
         assert there[name] == (here / name).stat().st_size or name == "events.jsonl"
     assert not [name for name in there if ".probe" in name or name.startswith(".")]
@@ -119,12 +118,7 @@ def test_data_lies_there_too(flags, server, tmp_path, monkeypatch):
             stream.write(content)
         names[key] = f"s3://{name}"
     monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
-    data = [
-        "--train_file",
-        names["train_file"].replace("train_file", "train_*"),
-        "--validation_file",
-        names["validation_file"],
-    ]
+    data = as_flags(**names | {"train_file": names["train_file"].replace("train_file", "train_*")})
     few = ["--max_steps", "2", "--eval_steps", "2"]
     train(monkeypatch, tmp_path, "never", [*flags, *few, "--output_dir", str(tmp_path / "local")])
     train(monkeypatch, tmp_path, "never", [*flags, *few, *data, "--output_dir", str(tmp_path / "remote")])

@@ -1,7 +1,5 @@
 """Tensor parallelism prints the losses, gradient norms and held-out losses of a single process, and saves its model."""
 
-import json
-
 import pytest
 
 from testing import axes, marks, parity, run_files, runs
@@ -84,11 +82,9 @@ def test_answers_are_those_of_one_process(tmp_path_factory):
         folder = tmp_path_factory.mktemp(f"answers{ranks}")
         shared = runs.write_inputs(folder)
         few = ["--eval_answers", "3", "--max_steps", "4", "--eval_steps", "4"]
+        whole = [runs.prepared(case | {"flags": [*case["flags"], *few]}, folder, shared) for case in cases]
+        runs.run_well(ranks, whole, folder, 600, longest_answer=6)
         for case in cases:
-            case["flags"] = [*shared, *case["flags"], *few, "--output_dir", str(folder / "outputs" / case["name"])]
-        found, done = runs.run_all(ranks, cases, folder, 600, longest_answer=6)
-        assert len(found) == len(cases), done.stderr[-2000:]
-        for case in cases:
-            lines = (folder / "outputs" / case["name"] / "answers.jsonl").read_text().splitlines()
-            given[case["name"]] = [json.loads(line)["answer"] for line in lines]
+            answers = run_files.answers(folder / "outputs" / case["name"])
+            given[case["name"]] = [answer["answer"] for answer in answers]
     assert len(given) == 1 + len(axes.STRATEGIES) and len(set(map(str, given.values()))) == 1

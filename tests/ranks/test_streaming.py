@@ -9,15 +9,10 @@ import pytest
 
 import train
 from testing import parity, run_files, runs
+from testing.command_line import as_flags
 
 STEPS, SAVED = 8, 5  # the first window is over by then
-SHARED = [
-    "--max_steps",
-    str(STEPS),
-    "--save_steps",
-    str(SAVED),
-    *["--eval_steps", "4", "--optim", "sgd", "--learning_rate", "0.4"],
-]
+SHARED = as_flags(max_steps=STEPS, save_steps=SAVED, eval_steps=4, optim="sgd", learning_rate=0.4)
 ALONE = [*SHARED, "--per_device_train_batch_size", "4"]
 PACKED = [*SHARED, "--per_device_train_batch_size", "8", "--packing", "true"]
 WORKERS = [*SHARED, "--per_device_train_batch_size", "2", "--dataloader_num_workers", "2"]

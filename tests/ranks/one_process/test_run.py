@@ -18,15 +18,9 @@ from testing.run_files import losses
 from testing.runs_of_one import Ruin
 
 FIGURES = {
-    "loss",
-    "grad_norm",
-    "learning_rate",
-    "tokens_per_second",
-    "tokens_per_second_per_gpu",
-    "step_time",
-    "data_time",
+    "loss", "grad_norm", "learning_rate", "tokens_per_second", "tokens_per_second_per_gpu", "step_time", "data_time",
     "peak_memory_gib",
-}
+}  # fmt: skip
 
 
 def test_the_output_directory_holds_what_the_readme_says(done):
