@@ -58,12 +58,21 @@ def test_a_rank_that_is_stopped_is_named_and_does_not_stay_behind(axis, flags, t
         os.kill(pid, 0)
 
 
+# Else the checkpoint of the step before may still be on its way when a rank is killed.
+AT_ONCE = ["--async_save", "false"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(flags, tmp_path_factory):
+    output = tmp_path_factory.mktemp("undisturbed") / "run"
+    assert train([*flags, *AT_ONCE], output, 2).returncode == 0
+    return output
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["killed-in-forward", "killed-in-optimizer"])
-def test_a_rank_that_is_killed_in_mid_step_costs_that_step_alone(when, flags, tmp_path, monkeypatch):
-    undisturbed, broken = tmp_path / "undisturbed", tmp_path / "broken"
-    flags = [*flags, "--async_save", "false"]  # else the checkpoint of the step before may still be on its way
-    assert train(flags, undisturbed, 2).returncode == 0
+def test_a_rank_that_is_killed_in_mid_step_costs_that_step_alone(when, flags, undisturbed, tmp_path, monkeypatch):
+    broken, flags = tmp_path / "broken", [*flags, *AT_ONCE]
     monkeypatch.setenv("BRIGADE_TEST_FAULT", when)
     done = train(flags, broken, 2)
     assert done.returncode == -signal.SIGKILL
