@@ -43,8 +43,14 @@ def test_a_rank_that_sleeps_in_its_data_loader_is_named(axis, flags, tmp_path, m
     assert fault["kind"] == "hang" and "rank 1" in fault["text"] and fault["step"] == 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("axis", [[], STAGES], ids=["data", "pipeline"])
+# That the verdict knows a pipeline's ranks: above.
+@pytest.mark.parametrize(
+    "axis",
+    [
+        pytest.param([], marks=pytest.mark.slow, id="data"),
+        pytest.param(STAGES, marks=pytest.mark.matrix, id="pipeline"),
+    ],
+)
 def test_a_rank_that_is_stopped_is_named_and_does_not_stay_behind(axis, flags, tmp_path):
     """torchrun waits 30 seconds for a process that hears no SIGTERM; ours ends it at once."""
     command = [*launched("torchrun"), "train.py", *flags, *axis, "--output_dir", tmp_path]
