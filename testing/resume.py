@@ -176,11 +176,6 @@ def exact(name: str) -> list[dict[str, Any]]:
     micro = "8" if "_tp2" in name else "4"  # two ranks of a tensor group share their data
     flags = [*SHARED, *EXACT[name], "--per_device_train_batch_size", micro]
     # DeepSpeed keeps a tensor group for whoever comes next in its process, so these have processes of their own.
-    whole = {
-        "name": name,
-        "ranks": 4 if name == "hsdp" else 2,
-        "group": "divided" if "_tp2" in name else "",
-        "flags": flags,
-    }
-    whole["model"] = axes.WIDE if name == "fsdp2_tp2+qdora" else None
+    about = {"ranks": 4 if name == "hsdp" else 2, "group": "divided" if "_tp2" in name else ""}
+    whole = about | {"name": name, "flags": flags, "model": axes.WIDE if name == "fsdp2_tp2+qdora" else None}
     return [whole, whole | {"name": f"{name}, stopped", "stops": STOPS}]

@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def results(folder, asked_for):
-    """Of one process without FSDP2, and of two ranks with it."""
+    """Losses and norms of one process without FSDP2, and of two ranks with it."""
     return runs.run_each([case(what, ranks) for what in sorted(asked_for("what")) for ranks in (1, 2)], folder)
 
 
