@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from benchmarks.pages import EVIDENCE, markdown, where, write
 from brigade.train.data import builtin
 from testing.command_line import as_flags
-from testing.preferences import MODEL, Case, plain, run_group, steps_of, worst, write_inputs
+from testing.preferences import MODEL, Case, plain, run_groups, steps_of, worst, write_inputs
 
 TOKENS, STEPS = 131_072, 2
 MOVED = {"beta": 0.01, "learning_rate": 1e-6}  # by which the loss falls by a part of itself, and not to 0
@@ -71,7 +71,7 @@ def main() -> None:
         print(f"plain loop: {time.monotonic() - begin:.0f} s, {expected}", flush=True)
         for case in CASES:
             begin = time.monotonic()
-            log = run_group(folder, case.ranks, {case: case.run(folder, *as_flags(**KEYS))})[case]
+            log = run_groups(folder, {case: case.run(folder, *as_flags(**KEYS))})[case]
             found = steps_of(log)
             differences = worst(found, expected)
             print(f"{case}: {time.monotonic() - begin:.0f} s, {found}, {differences}", flush=True)

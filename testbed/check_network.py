@@ -1,10 +1,12 @@
 """Faults of the network's speed, which `python -m brigade check` has to find."""
 
 from collections.abc import Callable
+from functools import partial
 
 from .cluster import Cluster
 from .host import in_network
 from .injected import Injected
+from .strikes import OPENING
 
 USUAL, TENTH = "500mbit", "50mbit"  # of a network that two cores can fill, and of the host that is slow on it
 
@@ -54,55 +56,19 @@ def slow_link(sender: str, *receivers: str) -> Callable[[Cluster], None]:
 
 def takes_nothing(cluster: Cluster) -> None:
     """node2 takes no connection but ssh's, and makes its own as ever: it meets the others, and gloo hangs."""
-    rules = """add table inet testbed
-        add chain inet testbed input { type filter hook input priority 0; }
-        add rule inet testbed input tcp dport 1024-65535 tcp flags & (syn | ack) == syn drop"""
-    in_network(cluster["node2"].pid, "nft", "-f", "-", lines=rules)
+    cluster["node2"].drop("input", f"tcp dport 1024-65535 {OPENING}")
 
 
+_pairs = partial(Injected, check="pairs", size="usual", words="--only pairs")
 INJECTED = [
-    Injected(
-        "tenth-of-bandwidth",
-        "node2's link has 50 Mbit/s in both directions, those of the others 500",
-        one_slow,
-        "node2",
-        "pairs",
-        r"it sends at 0\.0\d+ Gbit/s and receives at 0\.0\d+ Gbit/s",
-        uneven,
-        size="usual",
-        words="--only pairs",
-    ),
-    Injected(
-        "sends-slowly",
-        "node2 sends at 50 Mbit/s and receives at 500, as the others do",
-        only_sends_slowly,
-        "node2",
-        "pairs",
-        r"it sends at 0\.0\d+ Gbit/s; 0\.[345]\d+ are usual",
-        uneven,
-        size="usual",
-        words="--only pairs",
-    ),
-    Injected(
-        "slow-link",
-        "node1 sends to node3 at 50 Mbit/s; all other pairs, and the way back, have 500",
-        slow_link("node1", "node3"),
-        "node1",
-        "pairs",
-        r"it sends to node3 at 0\.0\d+ Gbit/s; node3 sends back at 0\.[345]\d+",
-        uneven,
-        size="usual",
-        words="--only pairs",
-    ),
-    Injected(
-        "takes-no-connections",
-        "node2 drops what others open to its ports from 1024 up; its own connections work, so the ranks meet, and then hang",
-        takes_nothing,
-        "node2",
-        "pairs",
-        r"it takes no connections from most hosts \(no answer within 3 s\)",
-        Cluster.heal,
-        size="usual",
-        words="--only pairs",
-    ),
-]
+    _pairs("tenth-of-bandwidth", "node2's link has 50 Mbit/s in both directions, those of the others 500", one_slow, "node2",
+           says=r"it sends at 0\.0\d+ Gbit/s and receives at 0\.0\d+ Gbit/s", heal=uneven),
+    _pairs("sends-slowly", "node2 sends at 50 Mbit/s and receives at 500, as the others do", only_sends_slowly, "node2",
+           says=r"it sends at 0\.0\d+ Gbit/s; 0\.[345]\d+ are usual", heal=uneven),
+    _pairs("slow-link", "node1 sends to node3 at 50 Mbit/s; all other pairs, and the way back, have 500",
+           slow_link("node1", "node3"), "node1",
+           says=r"it sends to node3 at 0\.0\d+ Gbit/s; node3 sends back at 0\.[345]\d+", heal=uneven),
+    _pairs("takes-no-connections",
+           "node2 drops what others open to its ports from 1024 up; its own connections work, so the ranks meet, and then hang",
+           takes_nothing, "node2", says=r"it takes no connections from most hosts \(no answer within 3 s\)", heal=Cluster.heal),
+]  # fmt: skip

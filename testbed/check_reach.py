@@ -9,19 +9,11 @@ from .host import in_network
 from .injected import Injected
 
 ABOVE = "30000-65535"  # where a firewall that knows port 29500 alone is closed
-OPENING = "tcp flags & (syn | ack) == syn"  # the first packet of a connection, and no answer
+OPENING = strikes.OPENING
 
 
 def _off(cluster: Cluster) -> None:
     cluster["node2"].power_off()
-
-
-def _on(cluster: Cluster) -> None:
-    cluster["node2"].boot()
-
-
-def _restore(cluster: Cluster) -> None:
-    cluster["node2"].restore()
 
 
 def _hangs_at_login(cluster: Cluster) -> None:
@@ -75,14 +67,7 @@ def _right_names(cluster: Cluster) -> None:
 
 def _drops(host: str, chain: str, packets: str) -> Callable[[Cluster], None]:
     """A host's firewall drops these packets; chain: "input" or "output"."""
-
-    def arrange(cluster: Cluster) -> None:
-        rules = f"""add table inet testbed
-            add chain inet testbed {chain} {{ type filter hook {chain} priority 0; }}
-            add rule inet testbed {chain} {packets} drop"""
-        in_network(cluster[host].pid, "nft", "-f", "-", lines=rules)
-
-    return arrange
+    return lambda cluster: cluster[host].drop(chain, packets)
 
 
 def _unblock(cluster: Cluster) -> None:
@@ -92,17 +77,6 @@ def _unblock(cluster: Cluster) -> None:
 
 def _one_direction(cluster: Cluster) -> None:
     cluster["node3"].block_from(cluster["node2"])
-
-
-def _occupy(cluster: Cluster) -> None:
-    program = "import signal,socket; s=socket.create_server(('',29500)); signal.pause()"
-    cluster["node1"].popen(["python3", "-c", program])
-    while cluster["node1"].run(": < /dev/tcp/127.0.0.1/29500", check=False).returncode:
-        pass
-
-
-def _free(cluster: Cluster) -> None:
-    cluster["node1"].kill("29500")
 
 
 def _ip(words: str, cluster: Cluster) -> None:
@@ -123,28 +97,16 @@ def _same_interface(cluster: Cluster) -> None:
 
 def _odd_entry(cluster: Cluster) -> None:
     """node2 knows node3 by another machine's card, as where two machines have one address."""
-    entry = (
-        "ip",
-        "neigh",
-        "replace",
-        cluster["node3"].address,
-        "lladdr",
-        "02:00:00:00:00:99",
-        "nud",
-        "permanent",
-        "dev",
-        "eth0",
-    )
-    in_network(cluster["node2"].pid, *entry)
+    _ip(f"neigh replace {cluster['node3'].address} lladdr 02:00:00:00:00:99 nud permanent dev eth0", cluster)
 
 
 def _right_entry(cluster: Cluster) -> None:
-    in_network(cluster["node2"].pid, "ip", "neigh", "del", cluster["node3"].address, "dev", "eth0")
+    _ip(f"neigh del {cluster['node3'].address} dev eth0", cluster)
 
 
 INJECTED = [
-    Injected("powered-off", "a host is switched off", _off, "node2", "login", r"timed out|No route", _on),
-    Injected("link-cut", "a host's link is cut", strikes.cut_node2, "node2", "login", r"timed out|No route", _restore),
+    Injected("powered-off", "a host is switched off", _off, "node2", "login", r"timed out|No route", Cluster.heal),
+    Injected("link-cut", "a host's link is cut", strikes.cut_node2, "node2", "login", r"timed out|No route", Cluster.heal),
     Injected("wrong-key", "a host refuses the ssh key", strikes.other_key, "node2", "login", r"Permission denied",
              strikes.right_key),
     Injected("hangs-at-login", "a host lets us in and then says nothing", _hangs_at_login, "node2", "login",
@@ -163,8 +125,8 @@ INJECTED = [
              r"node1 is 127\.0\.0\.1, the loopback", _right_names, "yellow"),
     Injected("name-is-unknown", "a host does not know another one's name", _names("node1", "# nobody is"), "node2", "names",
              r"node1 has no address", _right_names, "yellow"),
-    Injected("port-taken", "another process has port 29500", _occupy, "node1", "ports",
-             r"port 29500 is in use by process \d+ \(python3", _free, "yellow"),
+    Injected("port-taken", "another process has port 29500", strikes.occupy_port(29500), "node1", "ports",
+             r"port 29500 is in use by process \d+ \(python3", strikes.free_port, "yellow"),
     Injected("port-blocked", "a firewall drops port 29500", _drops("node1", "input", "tcp dport 29500"), "node1", "ports",
              r"node2, node3 cannot reach it on port 29500: no answer", _unblock),
     Injected("firewall", "a firewall opens port 29500 alone", _drops("node2", "input", f"tcp dport {ABOVE} {OPENING}"), "node2",

@@ -2,6 +2,7 @@
 
 import shutil
 
+from . import strikes
 from .cluster import Cluster
 from .injected import Injected
 from .storage import own_data
@@ -51,18 +52,11 @@ def _with_data(cluster: Cluster) -> None:
     shutil.rmtree(cluster.shared / "data")
 
 
-def _late(cluster: Cluster) -> None:
-    cluster["node2"].clock("-61s")
-
-
-def _on_time(cluster: Cluster) -> None:
-    cluster["node2"].clock(None)
-
-
 ZERO = "--ds_config ds_configs/zero3.json"
 _FULL, _READ_ONLY = _small("20m"), _Mounted("node3", "tmpfs -o ro tmpfs")
 INJECTED = [
-    Injected("clock", "a clock is a minute late", _late, "node2", "clock", r"its clock is (5[5-9]|6\d)\.\d s behind", _on_time),
+    Injected("clock", "a clock is a minute late", lambda cluster: cluster["node2"].clock("-61s"), "node2", "clock",
+             r"its clock is (5[5-9]|6\d)\.\d s behind", strikes.right_clock),
     Injected("not-shared", "one host's output directory is its own disk, under ZeRO-3", _shared_but_on_one, "node3",
              "output directory", r"output/run is not what node1 sees there", _shared_again,
              words=f"{ZERO} --output_dir SHARED/output/run"),

@@ -137,7 +137,7 @@ FAULTS: dict[str, Fault] = {
     "slots": Fault("more slots than devices", (r"2 hosts do not fit|error: node1", r"slots=2 in the hostfile, but it has 1 GPU"),
                    2, strikes.one_gpu_each, repair=strikes.no_gpu, slots=2),
     "port-in-use": Fault("the given port is in use", (r"error: port 29511 on node1", r"in use by process \d+ \(python3"), 2,
-                         strikes.occupy_port, repair=strikes.free_port, words="--master_port 29511"),
+                         strikes.occupy_port(29511), repair=strikes.free_port, words="--master_port 29511"),
     "port-blocked": Fault("a firewall drops the port", (r"error: node2", r"cannot reach node1 on port 29500", r"10\.77\.0\.1"), 2,
                           strikes.block_port),
     "firewall": Fault("a firewall opens port 29500 alone", (

@@ -244,17 +244,18 @@ class Host:
 
     def block(self, port: int, direction: Direction = "in") -> None:
         """Drop TCP packets to `port`, coming in to this host or going out from it."""
-        self._drop({"in": "input", "out": "output"}[direction], f"tcp dport {port}")
+        self.drop({"in": "input", "out": "output"}[direction], f"tcp dport {port}")
 
     def block_from(self, other: "Host") -> None:
         """Drop everything that comes from `other`: one direction of one link."""
-        self._drop("input", f"ip saddr {other.address}")
+        self.drop("input", f"ip saddr {other.address}")
 
     def unblock(self) -> None:
         """Lift every block."""
         in_network(self.pid, "nft", "-f", "-", lines="add table inet testbed\ndelete table inet testbed")
 
-    def _drop(self, chain: str, packets: str) -> None:
+    def drop(self, chain: str, packets: str) -> None:
+        """Drop what matches these words of nft; chain: "input" or "output"."""
         rules = f"""add table inet testbed
             add chain inet testbed {chain} {{ type filter hook {chain} priority 0; }}
             add rule inet testbed {chain} {packets} drop"""

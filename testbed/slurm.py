@@ -123,15 +123,8 @@ class Slurm:
             host.run(
                 f"mkdir -p -m 755 /run/munge; for gpu in /run/gpu{{0..{self.slots - 1}}}; do mknod $gpu c 1 3; done"
             )
-            self._daemon(
-                host,
-                "munged",
-                "--foreground",
-                f"--key-file={self.directory / 'munge.key'}",
-                "--seed-file=/run/munge/seed",
-                "--pid-file=/run/munge/pid",
-                "--num-threads=2",
-            )
+            files = f"--key-file={self.directory / 'munge.key'} --seed-file=/run/munge/seed --pid-file=/run/munge/pid"
+            self._daemon(host, "munged", "--foreground", *files.split(), "--num-threads=2")
             if host is self.first:
                 self._daemon(host, "slurmctld", "-D")
             self._daemon(host, "slurmd", "-D", "-N", host.name)

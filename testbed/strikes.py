@@ -15,7 +15,9 @@ from pathlib import Path
 from brigade.train.distributed import stop
 
 from .cluster import PROJECT, Cluster
-from .host import in_network
+
+OPENING = "tcp flags & (syn | ack) == syn"  # the first packet of a connection, and no answer
+OCCUPIES = "occupies a port"  # in the command line of who does
 
 
 @dataclass
@@ -82,15 +84,18 @@ def no_gpu(cluster: Cluster) -> None:
         host.environment(**host.variables)
 
 
-def occupy_port(cluster: Cluster) -> None:
-    program = "import signal,socket; s=socket.create_server(('',29511)); signal.pause()"
-    cluster["node1"].popen(["python3", "-c", program])
-    while cluster["node1"].run(": < /dev/tcp/127.0.0.1/29511", check=False).returncode:
-        time.sleep(0.02)
+def occupy_port(port: int) -> Callable[[Cluster], None]:
+    def arrange(cluster: Cluster) -> None:
+        program = f"import signal,socket; s=socket.create_server(('',{port})); signal.pause()  # {OCCUPIES}"
+        cluster["node1"].popen(["python3", "-c", program])
+        while cluster["node1"].run(f": < /dev/tcp/127.0.0.1/{port}", check=False).returncode:
+            time.sleep(0.02)
+
+    return arrange
 
 
 def free_port(cluster: Cluster) -> None:
-    cluster["node1"].kill("29511")
+    cluster["node1"].kill(OCCUPIES)
 
 
 def block_port(cluster: Cluster) -> None:
@@ -99,11 +104,8 @@ def block_port(cluster: Cluster) -> None:
 
 def firewall(cluster: Cluster) -> None:
     """No host lets anybody in on the ports that gloo chooses from; what answers its own questions comes in."""
-    rules = """add table inet testbed
-        add chain inet testbed input { type filter hook input priority 0; }
-        add rule inet testbed input tcp dport 30000-65535 tcp flags & (syn | ack) == syn drop"""
     for host in cluster:
-        in_network(host.pid, "nft", "-f", "-", lines=rules)
+        host.drop("input", f"tcp dport 30000-65535 {OPENING}")
 
 
 def other_clone(cluster: Cluster) -> None:
@@ -252,22 +254,23 @@ def saved_a_checkpoint(attempt: Attempt) -> None:
     assert f"at step {marker['step']}" in attempt.said and not (run / stop.FILE).exists()
 
 
-def launch_again(attempt: Attempt) -> None:
+def _launch_too(attempt: Attempt, host: str, old: str, new: str) -> None:
+    """The same command once more, from a host, with other words in it."""
     launch = attempt.cluster["node1"].find("-m brigade launch")[-1]
     words = Path(f"/proc/{launch}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
-    command = [word.replace(f"{attempt.folder}/logs", f"{attempt.folder}/logs-2") for word in words]
-    done = attempt.cluster["node2"].run(command, check=False, timeout=300, OMP_NUM_THREADS="1")
+    command = [word.replace(old, new) for word in words]
+    done = attempt.cluster[host].run(command, check=False, timeout=300, OMP_NUM_THREADS="1")
     (attempt.folder / "second").write_text(f"{done.returncode}\n{done.stdout}{done.stderr}")
+
+
+def launch_again(attempt: Attempt) -> None:
+    _launch_too(attempt, "node2", f"{attempt.folder}/logs", f"{attempt.folder}/logs-2")
     signal_launch(signal.SIGINT)(attempt)
 
 
 def launch_beside(attempt: Attempt) -> None:
     """A second run on the same hosts, while the first one's launchers start."""
-    launch = attempt.cluster["node1"].find("-m brigade launch")[-1]
-    words = Path(f"/proc/{launch}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
-    command = [word.replace(str(attempt.folder), f"{attempt.folder}-beside") for word in words]
-    done = attempt.cluster["node1"].run(command, check=False, timeout=300, OMP_NUM_THREADS="1")
-    (attempt.folder / "second").write_text(f"{done.returncode}\n{done.stdout}{done.stderr}")
+    _launch_too(attempt, "node1", str(attempt.folder), f"{attempt.folder}-beside")
 
 
 def trained_beside(attempt: Attempt) -> None:

@@ -28,13 +28,8 @@ ADAPTERS = {
     "qdora": ["--load_in_4bit", "--use_dora"],
 }
 WIDE = "llama-wide"  # so that a tensor group divides no block of 4-bit weights
-OF_VARIANT = {
-    "qlora": WIDE,
-    "qdora": WIDE,
-    "ends": "llama",
-    "tiled": "llama",
-    "lora-norms": "qwen3",
-}  # which has a head of its own
+# "llama" has a head of its own.
+OF_VARIANT = {"qlora": WIDE, "qdora": WIDE, "ends": "llama", "tiled": "llama", "lora-norms": "qwen3"}
 TILED = [
     "--tiled_loss",
     "24",
@@ -79,12 +74,12 @@ def case(strategy: str, ranks: int, accumulation: int, variant: str = "") -> dic
     micro = GLOBAL_BATCH // (ranks // 2) // accumulation
     name = f"{strategy}-w{ranks}-k{accumulation}{variant and '+'}{variant}"
     of_it = [*STRATEGIES[strategy], "--per_device_eval_batch_size", str(4 + ranks)]
-    return _case(name, of_it, micro, variant)
+    return _case(name, of_it, micro, variant) | {"ranks": ranks}
 
 
 def reference(variant: str = "") -> dict[str, Any]:
     """One process without any engine."""
-    return _case(f"single+{variant}", [], GLOBAL_BATCH, variant)
+    return _case(f"single+{variant}", [], GLOBAL_BATCH, variant) | {"ranks": 1}
 
 
 def _case(name: str, of_it: list[str], micro: int, variant: str) -> dict[str, Any]:

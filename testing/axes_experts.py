@@ -126,7 +126,8 @@ def case(model: str, method: str, ranks: int, strategy: Strategy, accumulation: 
     micro = GLOBAL_BATCH // batches(strategy, ranks) // accumulation
     flags = ["--optim", "sgd", "--per_device_train_batch_size", str(micro), *METHODS[method]]
     flags += flags_of(strategy, ranks) if ranks > 1 else []
-    return {"name": name_of(model, method, ranks, strategy, accumulation), "model": model, "flags": flags}
+    name = name_of(model, method, ranks, strategy, accumulation)
+    return {"name": name, "ranks": ranks, "model": model, "flags": flags}
 
 
 def name_of(model: str, method: str, ranks: int, strategy: Strategy, accumulation: int) -> str:
@@ -185,7 +186,7 @@ def whole_run(topology: tuple[int, Strategy], method: str = "full") -> dict[str,
     micro = ["--per_device_train_batch_size", str(GLOBAL_BATCH // batches(strategy, ranks) // 2)]
     rate, model = "3e-3" if method == "full" else "1e-2", "minimax_m2" if method == "router bias" else "qwen3_moe"
     flags = [*resume.SHARED, *METHODS[method], "--learning_rate", rate, *micro, *flags_of(strategy, ranks)]
-    return {"name": f"{method}, {ranks} ranks, {said(strategy)}", "model": model, "flags": flags}
+    return {"name": f"{method}, {ranks} ranks, {said(strategy)}", "ranks": ranks, "model": model, "flags": flags}
 
 
 def continued(name: str, folder: Path) -> dict[str, Any]:

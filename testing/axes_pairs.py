@@ -30,7 +30,9 @@ def case(
     usual = f"--optim sgd --learning_rate 0.6 --per_device_train_batch_size {micro} --per_device_eval_batch_size 7"
     words = [*usual.split(), *flags(axes, kind), *VARIANTS[variant]]
     name = f"{axes}-{kind}-k{accumulation}-{variant}"
-    return {"name": name, "variant": variant, "flags": words, "model": None, **more}
+    # DeepSpeed keeps AutoTP's groups until its process ends, so these have processes of their own.
+    group = "AutoTP" if axes.tensor > 1 and kind.startswith("zero") else ""
+    return {"name": name, "ranks": ranks, "group": group, "variant": variant, "flags": words, "model": None, **more}
 
 
 reference = axes_sequence.reference

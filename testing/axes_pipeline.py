@@ -70,7 +70,7 @@ def case(name: str, kind: str, strategy: list[str], data: int, accumulation: int
 
 
 def reference(kind: str, folder: Path) -> Any:
-    return case(kind, kind, [], 1, 1, folder)
+    return case(kind, kind, [], 1, 1, folder, ranks=1)
 
 
 def deep(folder: Path, layers: int = 4) -> list[str]:

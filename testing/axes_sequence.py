@@ -1,38 +1,24 @@
 """The cases of parity of sequence parallelism: rows in parts under every strategy, against one process (testing/parity.py)."""
 
 import itertools
-import json
 from collections.abc import Iterator
 from typing import Any
 
-from . import parity
-from .ranks import REPOSITORY
+from brigade.train.strategy.axes import Axes
+
+from . import axes, parity
+from .command_line import as_flags
 from .runs import GLOBAL_BATCH
 
 
 def strategy(kind: str, size: int, world_size: int) -> list[str]:
     """The flags of a strategy with rows over `size` ranks."""
-    if kind.startswith("zero"):
-        config = json.loads((REPOSITORY / f"ds_configs/{kind}.json").read_text())
-        return ["--ds_config", json.dumps(config | {"sequence_parallel_size": size})]
-    mesh = {"sp_size": size}
-    if kind == "hsdp":
-        mesh |= {"dp_replicate_size": 2, "dp_shard_size": world_size // 2 // size}
-    document: dict[str, Any] = {"distributed_type": "MULTI_GPU" if kind == "ddp" else "FSDP"}
-    if kind != "ddp":
-        document["fsdp_config"] = {"fsdp_version": 2}
-    return ["--accelerate_config", json.dumps(document | {"parallelism_config": mesh})]
+    rows = Axes(sequence=size)
+    return axes.flags(rows, kind, **axes.two_copies(kind, rows, world_size))
 
 
 KINDS = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
-PACKED = [
-    "--packing",
-    "true",
-    "--global_batch_size",
-    "6",
-    "--max_length",
-    "61",
-]  # rows of 61 tokens: no 2 or 4 divides them
+PACKED = as_flags(packing=True, global_batch_size=6, max_length=61)  # rows of 61 tokens: no 2 or 4 divides them
 LORA = ["--use_peft", "--learning_rate", "4"]
 # What a run computes besides; the reference computes it too.
 VARIANTS: dict[str, list[str]] = {
@@ -68,7 +54,7 @@ def case(
     rate = parity.LEARNING_RATE.get(model or "sgd", "0.1")
     flags = ["--optim", "sgd", "--learning_rate", rate, "--per_device_train_batch_size", str(micro)]
     flags += [*strategy(kind, size, world_size), *VARIANTS[variant], "--per_device_eval_batch_size", str(4 + size)]
-    return {"name": name, "variant": variant, "model": model, "flags": flags, **more}
+    return {"name": name, "ranks": world_size, "variant": variant, "model": model, "flags": flags, **more}
 
 
 def reference(variant: str = "plain", model: str | None = None) -> dict[str, Any]:
@@ -76,7 +62,7 @@ def reference(variant: str = "plain", model: str | None = None) -> dict[str, Any
     rate = parity.LEARNING_RATE.get(model or "sgd", "0.1")
     flags = ["--optim", "sgd", "--learning_rate", rate, "--per_device_train_batch_size", "16"]
     flags += COMPUTED.get(variant, VARIANTS[variant])
-    return {"name": reference_of({"variant": variant, "model": model}), "model": model, "flags": flags}
+    return {"name": reference_of({"variant": variant, "model": model}), "ranks": 1, "model": model, "flags": flags}
 
 
 def reference_of(case: dict[str, Any]) -> str:

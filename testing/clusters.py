@@ -1,29 +1,28 @@
 """What tests of several hosts share: a short run of the tiny recipe, and what one logged."""
 
-import json
-import subprocess
 import sys
 from pathlib import Path
 
-from .ranks import REPOSITORY
+from .command_line import run_here
+from .patience import PATIENCE
+from .run_files import losses_of
 
 # Enough to see losses part, and short: importing the libraries takes longer than these steps. No answers: sixteen ranks on
 # two cores write three of them for a minute.
 STEPS = 4
 SHORT = ["--max_steps", str(STEPS), "--logging_steps", "1", "--max_train_samples", "100", "--max_eval_samples", "10"]
 SHORT += ["--eval_answers", "0"]
-PATIENCE = 900  # seconds that a run may take on a busy machine: a limit against hangs, not a measure
+SHORT += ["--report_page", "false"]  # a second of each
 
 
-def losses(output: Path) -> list[float]:
-    """What a run logged."""
-    state = json.loads((output / "trainer_state.json").read_text())
-    return [entry["loss"] for entry in state["log_history"] if "loss" in entry]
+def launch_words(hostfile: Path | str, folder: Path, *words: str) -> list[str]:
+    """The command that launches the tiny recipe, with its logs and its run in a folder."""
+    line = f"python -m brigade launch recipes/tiny/full.yaml --hostfile {hostfile} --log_dir {folder}/logs"
+    return [*line.split(), "--output_dir", f"{folder}/run", *words]
 
 
 def train_alone(flags: list[str], output: Path) -> list[float]:
     """Losses of the tiny recipe on one process of this machine."""
-    command = [sys.executable, "train.py", *flags, "--output_dir", str(output)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE)
+    done = run_here([sys.executable, "train.py", *flags, "--output_dir", output], PATIENCE)
     assert done.returncode == 0, done.stderr[-3000:]
-    return losses(output)
+    return losses_of(output)

@@ -28,6 +28,13 @@ def brigade(*words: object, **variables: str) -> subprocess.CompletedProcess[str
     return subprocess.CompletedProcess(given, code, out.getvalue(), err.getvalue())
 
 
+def run_here(command: list[Any], timeout: float, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in the repository, with these variables added to the environment, and return how it ended."""
+    words = [str(word) for word in command]
+    environment = os.environ | variables
+    return subprocess.run(words, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=timeout)
+
+
 def as_flags(**values: Any) -> list[str]:
     """`--key value` of each, as YAML reads it: None is null, True is true."""
     return [

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from . import axes, axes_sequence, parity, plain_images
 from .command_line import as_flags
 from .image_rows import HELD_OUT, ROWS, SINGLE, write_rows
-from .preferences import run_group
+from .preferences import run_groups
 
 TOLERANCE = 1e-5  # relative
 # A gradient's norm is rounded more where weights are multiplied again and again: gates, recurrences.
@@ -55,7 +55,10 @@ class Case(NamedTuple):
         flags += ["--per_device_train_batch_size", "3" if self.ranks < 3 else "2"]
         flags += [*STRATEGIES[self.strategy], *VARIANTS[self.variant], *further]
         name = more.pop("name", str(self).replace("/", "-"))  # it becomes a file's name
-        return {"name": name, "flags": [*flags, "--output_dir", str(folder / "outputs" / name)], **more}
+        flags += ["--output_dir", str(folder / "outputs" / name)]
+        # What AutoTP leaves behind in a process asks later runs for equal batches, too.
+        group = "divided" if self.strategy in axes.STRATEGIES else ""
+        return {"name": name, "ranks": self.ranks, "group": group, "flags": flags, **more}
 
 
 # Models whose language part a tensor group can divide, and a number of ranks for each strategy with such groups.
@@ -132,13 +135,7 @@ def write_inputs(folder: Path, models: set[str]) -> dict[str, list[dict[str, Any
 def run_cases(folder: Path, cases: list[Case]) -> dict[Case, list[dict[str, Any]]]:
     """Return what each case logged. Raises RuntimeError where one fails."""
     write_inputs(folder, {case.model for case in cases})
-    found: dict[Case, list[dict[str, Any]]] = {}
-    # What AutoTP leaves behind in a process asks later runs for equal batches, too.
-    groups = {(case.ranks, case.strategy in axes.STRATEGIES) for case in cases}
-    for ranks, divides in sorted(groups):
-        of_group = [c for c in dict.fromkeys(cases) if (c.ranks, c.strategy in axes.STRATEGIES) == (ranks, divides)]
-        found |= run_group(folder, ranks, {case: case.run(folder) for case in of_group})
-    return found
+    return run_groups(folder, {case: case.run(folder) for case in cases})
 
 
 def processor_of(folder: Path) -> Any:

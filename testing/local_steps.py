@@ -3,6 +3,7 @@
 from typing import Any
 
 from . import parity, resume
+from .command_line import as_flags
 
 HSDP = "hsdp"  # its groups are the replicas
 # What works together in a replica of two ranks, two of which make four ranks on two "hosts".
@@ -25,16 +26,8 @@ def every_step(world_size: int, strategy: str, accumulation: int) -> list[dict[s
 
 def exact(world_size: int, strategy: str, how: list[str]) -> list[dict[str, Any]]:
     """Two cases with AdamW: undisturbed, and one that dies after each of STOPS and goes on."""
-    flags = [
-        *resume.SHARED,
-        "--max_steps",
-        str(STEPS),
-        "--eval_steps",
-        str(STEPS // 2),
-        *parity.STRATEGIES[strategy],
-        *how,
-    ]
-    flags += ["--per_device_train_batch_size", "4"]
+    shorter = as_flags(max_steps=STEPS, eval_steps=STEPS // 2, per_device_train_batch_size=4)
+    flags = [*resume.SHARED, *shorter, *parity.STRATEGIES[strategy], *how]
     name = f"{strategy}-w{world_size}"
     whole = {"name": name, "flags": flags} | ({"per_host": 2} if world_size > 2 and strategy != HSDP else {})
     return [whole, whole | {"name": f"{name}, stopped", "stops": STOPS}]

@@ -24,5 +24,11 @@ def cases(*quick: Any, slow: Iterable[Any] = (), matrix: Iterable[Any] = ()) -> 
     ]
 
 
+def named(quick: Iterable[Any], slow: Iterable[Any], matrix: Iterable[Any]) -> list[Any]:
+    """Return what cases() does, of the names of cases; of a name that stands in two tiers the first counts."""
+    of_quick, of_slow, of_all = (dict.fromkeys(map(str, tier)) for tier in (quick, slow, matrix))
+    return cases(*of_quick, slow=[name for name in of_slow if name not in of_quick], matrix=of_all)
+
+
 def _id(case: Any) -> str | None:
     return None if isinstance(case, tuple) else str(case)

@@ -27,6 +27,7 @@ from . import parity, runs
 from .ranks import run_ranks
 
 STEPS, STEP, BATCH, MICRO = 8, 4, 16, 4
+SOUND = 4  # steps before an overflow
 SEED, SAMPLES = 42, 67
 ORDER = np.random.default_rng((SEED, 0)).permutation(SAMPLES)[: 4 * BATCH].reshape(4, BATCH // MICRO, MICRO)
 POISONED = int(ORDER[STEP - 1, -1, 1])  # in the last micro-batch of the last rank
@@ -56,10 +57,10 @@ STRATEGIES = parity.STRATEGIES | {
 
 
 class Watch(TrainerCallback):
-    """A digest of this rank's weights and optimizer states after each step, from 0, and the learning rates."""
+    """A digest of this rank's weights and optimizer states after each step, from 0, the learning rates, and fp16's scales."""
 
     def __init__(self):
-        self.held, self.rates = [], []
+        self.held, self.rates, self.scales = [], [], []
 
     def look(self, model, optimizer):
         digest = hashlib.sha256()
@@ -75,6 +76,9 @@ class Watch(TrainerCallback):
     def on_step_end(self, args, state, control, model=None, optimizer=None, lr_scheduler=None, **_):
         self.look(model, optimizer)
         self.rates += lr_scheduler.get_last_lr()[:1]
+        if args.fp16:
+            scaler = getattr(optimizer, "scaler", None)
+            self.scales.append(float(scaler.get_scale() if scaler else optimizer.optimizer.loss_scale))
 
 
 def states(model, optimizer):
@@ -117,16 +121,18 @@ def poisoned_steps(steps=STEPS):
 
 
 def poison(kind):
-    """Trainer.compute_loss where the poisoned sample's loss is NaN, or its `gradient` alone, or the loss is a `spike`."""
+    """Trainer.compute_loss where the poisoned sample's loss is NaN, or its `gradient` alone, or the loss is a `spike`; or where
+    rank 1 alone has a loss far beyond fp16 after SOUND steps: an `overflow`."""
     sound = Trainer.compute_loss
 
     def compute_loss(self, model, inputs, *args, **options):
         loss = sound(self, model, inputs, *args, **options)
-        if (
-            kind in ("nothing", "padding")
-            or not model.training
-            or not holds(inputs["input_ids"], self.train_dataset[POISONED])
-        ):
+        if kind in ("nothing", "padding") or not model.training:
+            return loss
+        if kind == "overflow":
+            beyond = self.args.fp16 and os.environ["RANK"] == "1" and self.state.global_step >= SOUND
+            return loss * 1e9 if beyond else loss
+        if not holds(inputs["input_ids"], self.train_dataset[POISONED]):
             return loss
         if kind == "gradient":
             loss.register_hook(lambda gradient: gradient * math.nan)
@@ -167,10 +173,11 @@ def work(folder):
         with contextlib.redirect_stdout(said):
             trainer = train.main([*case["flags"], "--output_dir", str(output)], callbacks=callbacks)
         sober()
-        held = ranks.gather(watch.held)
+        held = ranks.gather((watch.held, watch.scales))
         if rank == 0:
             log = [entry for entry in trainer.state.log_history if "loss" in entry]
-            found = {"loss": {entry["step"]: entry["loss"] for entry in log}, "held": held, "rates": watch.rates}
+            found = {key: {entry["step"]: entry[key] for entry in log} for key in ("loss", "grad_norm")}
+            found |= {"held": [each for each, _ in held], "scales": [each for _, each in held], "rates": watch.rates}
             (folder / f"{name}.json").write_text(json.dumps(found | {"said": said.getvalue()}))
         runs.forget(trainer)
         del trainer
@@ -180,7 +187,7 @@ def inputs(folder):
     """The flags that all cases share."""
     mixture = json.loads((runs.REPOSITORY / "recipes/qwen3-30b-a3b/config.json").read_text())
     for name, config in ((MIXTURE, mixture), (BIASED, CONFIG_MAPPING["minimax_m2"]().to_dict())):
-        (folder / name).mkdir()
+        (folder / name).mkdir(exist_ok=True)
         (folder / name / "config.json").write_text(json.dumps(shrink(config)))
     return [
         *runs.write_inputs(folder),
@@ -191,7 +198,12 @@ def inputs(folder):
 
 
 def run_group(folder, cases, size):
-    (folder / "cases.json").write_text(json.dumps(cases))
+    """Run cases, each a strategy, what poisons its sample, and further flags, in one group of ranks."""
+    shared, todo = inputs(folder), {}
+    for name, (strategy, what, further) in cases.items():
+        words = [str(folder / word) if word in (MIXTURE, BIASED) else word for word in STRATEGIES[strategy]]
+        todo[name] = {"flags": [*shared, *words, *further], "poison": what}
+    (folder / "cases.json").write_text(json.dumps(todo))
     done = run_ranks("testing.nonfinite", str(folder), ranks=size, timeout=900)
     assert not done.returncode, done.stdout[-2000:] + done.stderr[-4000:]
 

@@ -47,29 +47,39 @@ def cases(world_size: int, accumulations: tuple[int, ...] = ACCUMULATIONS) -> li
             continue
         micro = GLOBAL_BATCH // world_size // accumulation
         name = f"{strategy}-w{world_size}-k{accumulation}"
-        found.append(
-            _case(
-                name, strategy, accumulation, micro, [*flags, *f"--per_device_eval_batch_size {4 + world_size}".split()]
-            )
-        )
+        evaluated = ["--per_device_eval_batch_size", str(4 + world_size)]
+        found.append(_case(name, world_size, strategy, accumulation, micro, [*flags, *evaluated]))
     return found
 
 
 def references() -> list[dict[str, Any]]:
     """One process without any engine, once per optimizer and once per model."""
-    return [_case(f"single+{of}", f"single+{of}", 1, GLOBAL_BATCH, []) for of in LEARNING_RATE]
+    return [_case(f"single+{of}", 1, f"single+{of}", 1, GLOBAL_BATCH, []) for of in LEARNING_RATE]
 
 
-def _case(name: str, strategy: str, accumulation: int, micro: int, flags: list[str]) -> dict[str, Any]:
+def _case(name: str, ranks: int, strategy: str, accumulation: int, micro: int, flags: list[str]) -> dict[str, Any]:
     """What stands behind a strategy's `+` is an optimizer or one of MODELS."""
     of = strategy.partition("+")[2] or "sgd"
     model, optim = (of, "sgd") if of in MODELS else (None, of)
     rate = f"--optim {optim} --learning_rate {LEARNING_RATE[of]} --per_device_train_batch_size {micro}".split()
-    return {"name": name, "strategy": strategy, "accumulation": accumulation, "model": model, "flags": [*flags, *rate]}
+    about = {"name": name, "ranks": ranks, "strategy": strategy, "accumulation": accumulation, "model": model}
+    return about | {"flags": [*flags, *rate]}
 
 
 def reference_of(strategy: str) -> str:
     return f"single+{strategy.partition('+')[2] or 'sgd'}"
+
+
+def assert_equal(result: dict[str, Any], reference: dict[str, Any]) -> None:
+    """Raise AssertionError where a loss, a gradient's norm or a held-out loss is not the reference's, but for rounding."""
+    differences = worst(result, reference)
+    assert all(difference <= TOLERANCE for difference in differences.values()), differences
+
+
+def assert_damage_shows(damaged: dict[str, Any], reference: dict[str, Any]) -> None:
+    """Raise AssertionError where gradients of one rank that are 1 % too large would pass for rounding."""
+    differences = worst(damaged, reference)
+    assert differences["grad_norm"] > 100 * TOLERANCE and differences["loss"] > 3 * TOLERANCE, differences
 
 
 def worst(result: dict[str, Any], reference: dict[str, Any]) -> dict[str, float]:

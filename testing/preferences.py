@@ -7,6 +7,7 @@ cache of its own, so that none reads what another one has computed of the refere
 
 import json
 import math
+from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -147,11 +148,6 @@ class Case(NamedTuple):
     def model(self) -> str:
         return REWARD if self.form == "reward" else MIXTURE if self.strategy == "fsdp2_ep2" else MODEL
 
-    @property
-    def group(self) -> tuple[int, str]:
-        """Which runs may share a group of ranks: DeepSpeed keeps a tensor group for whoever comes next."""
-        return self.ranks, self.strategy if "_tp2" in self.strategy and "zero" in self.strategy else ""
-
     def run(self, folder: Path, *further: str, **more: Any) -> dict[str, Any]:
         """Return this case for testing.runs. further: flags behind all others; more: as there"""
         named = {"model_name_or_path": str(folder / self.model)}
@@ -164,9 +160,11 @@ class Case(NamedTuple):
         flags += ["--per_device_train_batch_size", "3" if self.ranks < 3 else "2"]
         flags += [*STRATEGIES[self.strategy], *self.variant_flags(folder), *further]
         name = more.pop("name", str(self))
-        return {"name": name, "cache": str(folder / "caches" / name), "flags": flags, **more} | {
-            "flags": [*flags, "--output_dir", str(folder / "outputs" / name)]
-        }
+        flags += ["--output_dir", str(folder / "outputs" / name)]
+        # DeepSpeed keeps a tensor group for whoever comes next in its process.
+        group = self.strategy if "_tp2" in self.strategy and "zero" in self.strategy else ""
+        cache = str(folder / "caches" / name)
+        return {"name": name, "ranks": self.ranks, "group": group, "cache": cache, "flags": flags, **more}
 
     def variant_flags(self, folder: Path) -> list[str]:
         return [str(folder / OTHER) if word == OTHER else word for word in VARIANTS[self.variant]]
@@ -180,20 +178,19 @@ def run_cases(folder: Path, cases: list[Case]) -> dict[Case, list[dict[str, Any]
     write_inputs(folder)
     if any(case.model == MIXTURE for case in cases):
         runs.write_model(folder / MIXTURE, MIXTURE)
-    found: dict[Case, list[dict[str, Any]]] = {}
-    for group in sorted({case.group for case in cases}):
-        of_group = [case for case in dict.fromkeys(cases) if case.group == group]
-        found |= run_group(folder, group[0], {case: case.run(folder) for case in of_group})
+    return run_groups(folder, {case: case.run(folder) for case in cases})
+
+
+def run_groups(folder: Path, todo: dict[Any, dict[str, Any]]) -> dict[Any, list[dict[str, Any]]]:
+    """Return what each of these runs logged; those of one number of ranks, and of one group, share a group of ranks."""
+    groups = defaultdict[tuple[int, str], dict[Any, dict[str, Any]]](dict)
+    for key, run in todo.items():
+        groups[run["ranks"], run["group"]][key] = run
+    found: dict[Any, list[dict[str, Any]]] = {}
+    for (ranks, _), of_group in sorted(groups.items()):
+        results = runs.run_well(ranks, list(of_group.values()), folder, 900)
+        found |= {key: results[run["name"]]["log"] for key, run in of_group.items()}
     return found
-
-
-def run_group(folder: Path, ranks: int, todo: dict[Any, dict[str, Any]]) -> dict[Any, list[dict[str, Any]]]:
-    """Return what each of these runs logged, all in one group of ranks."""
-    results, done = runs.run_all(ranks, list(todo.values()), folder, 900)
-    if missing := [run["name"] for run in todo.values() if run["name"] not in results]:
-        said = f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-        raise RuntimeError(f"case {missing[0]} left no result (exit code {done.returncode}):\n{said}")
-    return {key: results[run["name"]]["log"] for key, run in todo.items()}
 
 
 # ---- comparing -----------------------------------------------------------------------------------------------------------

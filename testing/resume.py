@@ -11,7 +11,7 @@ from brigade.train.strategy.axes import Axes
 
 from . import axes
 from .parity import DDP, STRATEGIES
-from .runs import GLOBAL_BATCH, STEPS, run_cases
+from .runs import GLOBAL_BATCH, STEPS, run_each
 
 SAVED = 4  # an epoch has five steps
 TOLERANCE = 1e-5  # relative, over the further steps
@@ -20,19 +20,12 @@ SHARED = [
     *["--lr_scheduler_type", "cosine", "--save_steps", str(SAVED), "--save_total_limit", "9"],
 ]
 _FREE = ["--optim", "schedule_free_adamw", "--lr_scheduler_type", "constant_with_warmup", "--warmup_steps", "3"]
+_ADAPTERS = ["--use_peft", "--learning_rate", "1e-2"]
 METHODS: dict[str, list[str]] = {
     "full": [],
-    "LoRA": ["--use_peft", "--learning_rate", "1e-2"],
-    "LoRA+": [
-        "--use_peft",
-        "--learning_rate",
-        "1e-2",
-        "--loraplus_lr_ratio",
-        "4",
-        "--trainable_token_indices",
-        "5,300",
-    ],
-    "QLoRA": ["--use_peft", "--load_in_4bit", "--learning_rate", "1e-2"],
+    "LoRA": _ADAPTERS,
+    "LoRA+": [*_ADAPTERS, "--loraplus_lr_ratio", "4", "--trainable_token_indices", "5,300"],
+    "QLoRA": [*_ADAPTERS, "--load_in_4bit"],
     "LAMB": ["--optim", "lamb", "--learning_rate", "2e-2"],
     "schedule-free": _FREE,
     "Muon": ["--optim", "muon", "--learning_rates", '{"embed_tokens|lm_head": 1e-3}'],
@@ -95,12 +88,9 @@ def continued(resume: Resume, folder: Path) -> dict[str, Any]:
 
 def in_groups(cases: list[tuple[Side, dict[str, Any]]], folder: Path, steps: int = STEPS) -> dict[str, Any]:
     """What runs logged, by name: each case on its side's ranks."""
-    unique = {case["name"]: (side, case) for side, case in cases}
-    found: dict[str, Any] = {}
-    for which in sorted({group(side) for side, _ in unique.values()}):
-        group_cases = [case for side, case in unique.values() if group(side) == which]
-        found |= run_cases(which[0], group_cases, folder, steps=steps)
-    return found
+    return run_each(
+        (case | dict(zip(("ranks", "group"), group(side), strict=True)) for side, case in cases), folder, steps=steps
+    )
 
 
 def _across(*rows: str) -> list[Resume]:
@@ -147,6 +137,12 @@ def worst(result: dict[str, Any], reference: dict[str, Any]) -> float:
     return max(abs(a - b) / abs(b) for a, b in pairs)
 
 
+def assert_same(whole: dict[str, Any], stopped: dict[str, Any]) -> None:
+    """Raise AssertionError where a run that died and went on logged anything else than the undisturbed one, in any bit."""
+    for figure in ("loss", "grad_norm", "eval_loss"):
+        assert stopped[figure] == whole[figure] and len(whole[figure]) > 2, figure
+
+
 # ---- exact: the same strategy on the same ranks -------------------------------------------------------------------------------
 # Each dies right after an evaluation in the middle of an epoch, and again in the next epoch, and goes on twice; LoRA has dropout,
 # whose random numbers belong to a rank.
@@ -179,5 +175,7 @@ def exact(name: str) -> list[dict[str, Any]]:
     """Two cases: undisturbed, and with STOPS."""
     micro = "8" if "_tp2" in name else "4"  # two ranks of a tensor group share their data
     flags = [*SHARED, *EXACT[name], "--per_device_train_batch_size", micro]
-    whole = {"name": name, "flags": flags, "model": axes.WIDE if name == "fsdp2_tp2+qdora" else None}
+    # DeepSpeed keeps a tensor group for whoever comes next in its process, so these have processes of their own.
+    about = {"ranks": 4 if name == "hsdp" else 2, "group": "divided" if "_tp2" in name else ""}
+    whole = about | {"name": name, "flags": flags, "model": axes.WIDE if name == "fsdp2_tp2+qdora" else None}
     return [whole, whole | {"name": f"{name}, stopped", "stops": STOPS}]

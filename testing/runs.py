@@ -12,12 +12,12 @@ import multiprocessing
 import os
 import shutil
 import sys
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from brigade.train.distributed.process import this_process
-
-from . import waits
+from . import run_files, waits
 from .ranks import REPOSITORY, run_ranks
 
 GLOBAL_BATCH = 16
@@ -148,22 +148,33 @@ def run_cases(
     Raises RuntimeError when a case fails.
     """
     shared = write_inputs(folder, steps)
-    for case in cases:
-        named = model_flags(case, folder)
-        case["flags"] = [*shared, *case["flags"], *named, "--output_dir", str(folder / "outputs" / case["name"])]
-    found, done = run_all(ranks, cases, folder, timeout, gpus=gpus)
-    for case in cases:
-        if case["name"] not in found:
-            said = f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-            raise RuntimeError(f"case {case['name']} left no result (exit code {done.returncode}):\n{said}")
+    found = run_well(ranks, [prepared(case, folder, shared) for case in cases], folder, timeout, gpus=gpus)
     keys = ("loss", "grad_norm", "eval_loss", "expert_balance")
     counted = [case["name"] for case in cases if "waits" in case]
     return {
-        name: {key: [entry[key] for entry in result["log"] if key in entry] for key in keys}
+        name: run_files.figures(result["log"], *keys)
         | ({"growing": result["growing"]} if gpus else {})
         | ({"waits": waits.read(folder / waits_of(name), ranks)} if name in counted else {})
         for name, result in found.items()
     }
+
+
+def run_each(cases: Iterable[dict[str, Any]], folder: Path, **options: Any) -> dict[str, Any]:
+    """Run each case on as many "ranks" as it names: those of one number, and of one "group" where they name any, in one group of
+    ranks. Of cases of one name the first is run. Returns what run_cases() does, which takes the options."""
+    groups = defaultdict[tuple[int, str], dict[str, dict[str, Any]]](dict)
+    for case in cases:
+        groups[case["ranks"], case.get("group", "")].setdefault(case["name"], case)
+    found: dict[str, Any] = {}
+    for (ranks, _), of_group in sorted(groups.items()):
+        found |= run_cases(ranks, list(of_group.values()), folder, **options)
+    return found
+
+
+def prepared(case: dict[str, Any], folder: Path, shared: list[str]) -> dict[str, Any]:
+    """Return a case with all its flags: those that cases share, its own, its model's, and its output directory."""
+    named = [*model_flags(case, folder), "--output_dir", str(folder / "outputs" / case["name"])]
+    return case | {"flags": [*shared, *case["flags"], *named]}
 
 
 def model_flags(case: dict[str, Any], folder: Path) -> list[str]:
@@ -186,7 +197,7 @@ def run_all(
     ranks: int,
     cases: list[dict[str, Any]],
     folder: Path,
-    timeout: float,
+    timeout: float = 300,
     longest_answer: int | None = None,
     gpus: bool = False,
 ) -> Any:
@@ -201,6 +212,16 @@ def run_all(
     done = run_ranks("testing.runs", str(job), ranks=ranks, timeout=timeout, gpus=gpus)
     files = {case["name"]: folder / f"{case['name']}.result.json" for case in cases}
     return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}, done
+
+
+def run_well(ranks: int, cases: list[dict[str, Any]], folder: Path, *args: Any, **options: Any) -> Any:
+    """Return name -> what run_all() does of a case. Raises RuntimeError when one fails."""
+    found, done = run_all(ranks, cases, folder, *args, **options)
+    for case in cases:
+        if case["name"] not in found:
+            said = f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+            raise RuntimeError(f"case {case['name']} left no result (exit code {done.returncode}):\n{said}")
+    return found
 
 
 def forget(trainer: Any) -> None:
@@ -224,6 +245,8 @@ def _work(job: Path) -> None:
     from brigade.train.step import sample_answers
     from brigade.train.upstream import memory_snapshots
 
+    from . import disturbances
+
     todo = json.loads(job.read_text())
     sample_answers.LONGEST = todo["longest_answer"] or sample_answers.LONGEST
     os.chdir(todo["folder"])
@@ -235,12 +258,12 @@ def _work(job: Path) -> None:
         if "cache" in case:
             os.environ["BRIGADE_CACHE"] = case["cache"]
         for step in case.get("stops", ()):
-            _interrupted(case["flags"], step)
-        with contextlib.redirect_stdout(said), _damaged_gradients(case.get("damage") and rank == 1):
-            callbacks = _stops(case["stop"], rank) if "stop" in case else ()
-            callbacks += _fails(case["fails"], rank) if "fails" in case else ()
+            disturbances.interrupted(case["flags"], step)
+        with contextlib.redirect_stdout(said), disturbances.damaged_gradients(case.get("damage") and rank == 1):
+            callbacks = disturbances.stops(case["stop"], rank) if "stop" in case else ()
+            callbacks += disturbances.fails(case["fails"], rank) if "fails" in case else ()
             callbacks += (counted.callback(case["waits"]),) if "waits" in case else ()
-            callbacks += _asks() if case.get("asks") and rank == int(os.environ["WORLD_SIZE"]) - 1 else ()
+            callbacks += disturbances.asks() if case.get("asks") and rank == int(os.environ["WORLD_SIZE"]) - 1 else ()
             trainer = None if case.get("dies") else train.main(case["flags"], callbacks=callbacks)
             if trainer and "saves_to" in case:
                 trainer.save_model(case["saves_to"])
@@ -256,107 +279,6 @@ def _work(job: Path) -> None:
         forget(trainer)
         del trainer
         ranks.whole_again()
-
-
-def _stops(when: tuple[int, int], rank: int) -> tuple[Any, ...]:
-    """A callback by which one rank is asked to stop in one step, as by a SIGTERM to it alone. when: (rank, step)"""
-    who, step = when
-    from transformers import TrainerCallback
-
-    class Stops(TrainerCallback):
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if rank == who and state.global_step == step - 1:
-                this_process.signals.ask(15)
-
-    return (Stops(),)
-
-
-def _fails(when: tuple[int, int], rank: int) -> tuple[Any, ...]:
-    """A callback that raises on one rank, before one step. when: (rank, step)"""
-    from transformers import TrainerCallback
-
-    class Fails(TrainerCallback):
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if (rank, state.global_step + 1) == tuple(when):
-                raise ValueError("as a callback of a user's may fail")
-
-    return (Fails(),)
-
-
-def _asks() -> tuple[Any, ...]:
-    """A callback by which the host reads each micro-step's loss, and so waits for the device."""
-    from transformers import TrainerCallback
-
-    def ask(_: Any, __: Any, output: Any) -> None:
-        output.loss.item()
-
-    class Asks(TrainerCallback):
-        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-            model.register_forward_hook(ask)
-
-    return (Asks(),)
-
-
-def _interrupted(flags: list[str], step: int) -> None:
-    """A run that writes a checkpoint after this step, and dies."""
-    from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
-    from transformers import TrainerCallback
-
-    import train
-    from brigade.train.distributed import ranks
-
-    class Stopped(Exception):
-        pass
-
-    class Stop(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            control.should_save |= state.global_step == step
-
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step == step:
-                raise Stopped
-
-        on_epoch_end = on_step_begin
-
-    def fail(error: BaseException, *_: Any) -> NoReturn:
-        raise error
-
-    end, ranks.fail = ranks.fail, fail  # type: ignore[assignment]  # it would end this process
-    try:
-        with contextlib.suppress(Stopped), contextlib.redirect_stdout(io.StringIO()):
-            train.main(flags, callbacks=(Stop(),))
-    finally:
-        ranks.fail = end
-    for reader in [each for each in gc.get_objects() if isinstance(each, _MultiProcessingDataLoaderIter)]:
-        reader._shutdown_workers()  # the garbage collector would wait five seconds for each of its processes
-    gc.collect()
-
-
-@contextlib.contextmanager
-def _damaged_gradients(wanted: bool) -> Any:
-    from brigade.train.model import load
-
-    whole = load.load_model
-
-    def damage(_: Any, __: Any, output: Any) -> None:
-        hidden = output[0] if isinstance(output, tuple) else output
-        if hidden.requires_grad:
-            hidden.register_hook(lambda gradient: gradient * 1.01)
-
-    def damaged(*args: Any, **kwargs: Any) -> Any:
-        model = whole(*args, **kwargs)
-        # At the last layer that this rank has, and so of all that it has below. Engines keep layers: FSDP2 replaces parameters,
-        # AutoTP the modules inside of a layer and the head, and a pipeline has the head on one rank alone.
-        own = [layer for layer in model.get_decoder().layers if any(True for _ in layer.parameters())]
-        own[-1].register_forward_hook(damage)
-        return model
-
-    if wanted:
-        load.load_model = damaged
-    try:
-        yield
-    finally:
-        load.load_model = whole
 
 
 if __name__ == "__main__":

@@ -5,10 +5,6 @@ import math
 from transformers import TrainerCallback
 
 
-def losses(history):
-    return [entry["loss"] for entry in history if "loss" in entry]
-
-
 class Ruin(TrainerCallback):
     """Makes one weight NaN after a step."""
 

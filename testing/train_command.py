@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,45 +51,44 @@ def launched(launcher: str) -> list[str]:
         "deepspeed": [str(BIN / "deepspeed"), "--num_gpus", "2", "--master_port", str(free_port())],
         "accelerate": [
             str(BIN / "accelerate"),
-            "launch",
-            "--config_file",
-            str(ddp),
-            "--main_process_port",
-            str(free_port()),
+            *f"launch --config_file {ddp} --main_process_port {free_port()}".split(),
         ],
     }[launcher]
 
 
-def train(launcher: str, folder: Path, *flags: str, fault: str = "") -> Ended:
-    """Run train.py in `folder`; fails when it leaves a process behind."""
+@contextmanager
+def nothing_left(patience: float) -> Iterator[str]:
+    """Yield a mark for BRIGADE_TEST_MARK of a command's environment. Fails where the command leaves a process behind, and ends
+    such processes in any case."""
     mark = uuid.uuid4().hex
-    environment = os.environ | {
-        "BRIGADE_TEST_MARK": mark,
-        "BRIGADE_TEST_FAULT": fault,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(FAULTS),
-        "PATH": f"{BIN}:{os.environ['PATH']}",
-    }
-    command = [*launched(launcher), str(REPOSITORY / "train.py"), "--output_dir", str(folder / "run"), *flags]
-    began = time.monotonic()
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment,
-        text=True,
-        encoding="utf-8",
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
     try:
-        stdout, stderr = process.communicate(timeout=300)
-        at = time.time()
-        seconds = time.monotonic() - began
-        left = surviving(mark, patience=2)
-        assert not left, f"left behind: {left}\n{stderr}"
+        yield mark
+        left = surviving(mark, patience)
+        assert not left, f"left behind: {left}"
     finally:
         for survivor in marked(mark):
             survivor.kill()
+
+
+def train(launcher: str, folder: Path, *flags: str, fault: str = "") -> Ended:
+    """Run train.py in `folder`; fails when it leaves a process behind."""
+    variables = {"BRIGADE_TEST_FAULT": fault, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(FAULTS)}
+    variables |= {"PATH": f"{BIN}:{os.environ['PATH']}"}
+    command = [*launched(launcher), str(REPOSITORY / "train.py"), "--output_dir", str(folder / "run"), *flags]
+    with nothing_left(patience=2) as mark:
+        environment = os.environ | variables | {"BRIGADE_TEST_MARK": mark}
+        began = time.monotonic()
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            text=True,
+            encoding="utf-8",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        stdout, stderr = process.communicate(timeout=300)
+        seconds, at = time.monotonic() - began, time.time()
     return Ended(process.returncode, stdout, stderr, ranks_part(stderr), seconds, at)
 
 

@@ -12,8 +12,10 @@ import pytest
 import yaml
 
 from testing import marks
-from testing.clusters import PATIENCE, SHORT, STEPS, losses
+from testing.clusters import SHORT, STEPS
 from testing.launch_commands import COMMANDS
+from testing.patience import PATIENCE
+from testing.run_files import losses_of
 from testing.shipped import shipped
 
 # gloo takes the card of the host's own name, and each rank all cores, unless told otherwise: README, "On a cluster".
@@ -112,8 +114,8 @@ def test_command_on_two_hosts(name, cluster, forwarded, single):
         said = "\n".join(run.result().stdout + run.result().stderr for run in runs)
 
     assert len(single) == STEPS and (output / "success.json").exists()
-    assert losses(output) == pytest.approx(single, rel=1e-5)
-    print("worst relative difference", max(abs(a - b) / b for a, b in zip(losses(output), single, strict=True)))
+    assert losses_of(output) == pytest.approx(single, rel=1e-5)
+    print("worst relative difference", max(abs(a - b) / b for a, b in zip(losses_of(output), single, strict=True)))
     table = f"world size {launch.ranks} on {len(launch.hosts)} host"
     assert table in said and re.search(rf"strategy +{launch.strategy} ", said), said[-3000:]
     record = yaml.safe_load((output / "run.yaml").read_text())["run"]

@@ -1,12 +1,11 @@
 """`launch --elastic` on real hosts: one runs other code and is refused until it does not, another is switched off; both join."""
 
 import json
-import sys
-import time
 
 from brigade.train.run import events
 from testbed import strikes
-from testing.clusters import PATIENCE
+from testing.clusters import launch_words
+from testing.patience import PATIENCE, wait_until
 
 EVERY, STEPS = 10, 300
 FLAGS = (
@@ -23,27 +22,19 @@ def test_a_host_that_is_switched_off_costs_the_others_nothing_and_joins_again(cl
     cluster, folder = cluster_of_three, cluster_of_three.shared / "elastic"
     folder.mkdir()
     run, hostfile = folder / "run", cluster.hostfile(1)
-    where = f"--hostfile {hostfile} --launcher torchrun --no_check --output_dir {run} --log_dir {folder / 'logs'}"
-    how = "--elastic --restart_pause 1 --restarts 20 --silence 8"
-    command = f"-m brigade launch recipes/tiny/full.yaml {how} {where} {FLAGS}"
+    how = f"--elastic --launcher torchrun --no_check --restart_pause 1 --restarts 20 --silence 8 {FLAGS}"
+    command = launch_words(hostfile, folder, *how.split())
     strikes.other_clone(cluster)  # on node2, whose replica is refused until its clone is the others'
     with (folder / "said").open("wb") as out:
-        launch = cluster["node1"].popen([sys.executable, *command.split()], stdout=out, stderr=out, OMP_NUM_THREADS="1")
-    deadline = time.monotonic() + PATIENCE
-    refused = "does not run what replica 0 runs: code.train.py"
-
-    def wait_until(condition):
-        while not condition():
-            assert launch.poll() is None and time.monotonic() < deadline, (folder / "said").read_text()[-3000:]
-            time.sleep(0.1)
-
-    wait_until(lambda: refused in (folder / "said").read_text())
+        launch = cluster["node1"].popen(command, stdout=out, stderr=out, OMP_NUM_THREADS="1")
+    refused, words = "does not run what replica 0 runs: code.train.py", (folder / "said").read_text
+    wait_until(lambda: refused in words(), launch, words)
     strikes.same_clone(cluster)
-    wait_until(lambda: last_step(run) >= 30)
+    wait_until(lambda: last_step(run) >= 30, launch, words)
     cluster["node3"].power_off()
-    wait_until(lambda: events.read(run, "replica_lost"))
+    wait_until(lambda: events.read(run, "replica_lost"), launch, words)
     cluster["node3"].boot()
-    code, said = launch.wait(PATIENCE), (folder / "said").read_text()
+    code, said = launch.wait(PATIENCE), words()
     assert code == 0, said[-3000:]
     state = json.loads((run / "trainer_state.json").read_text())
     losses = [entry["eval_loss"] for entry in state["log_history"] if "eval_loss" in entry]

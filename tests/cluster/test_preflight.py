@@ -3,14 +3,14 @@
 import re
 import signal
 import subprocess
-import time
 
 import pytest
 
 from testbed.check_network import even
 from testbed.preflight import INJECTED, RECIPE, check, misses, provoke
 from testing import marks
-from testing.clusters import PATIENCE, SHORT
+from testing.clusters import SHORT, launch_words
+from testing.patience import PATIENCE, wait_until
 from testing.ranks import REPOSITORY
 
 # Faults of one host that do not hide each other: one check of a host that has them all has to find each.
@@ -61,11 +61,7 @@ def test_stopped_in_the_rehearsal_it_leaves_nothing(cluster_of_three):
     words = ["python", "-m", "brigade", "check", RECIPE, "--hostfile", str(cluster.hostfile(1)), "--json", "-"]
     words += ["--only", "dress rehearsal", "--output_dir", f"{cluster.shared}/stopped"]
     process = cluster["node1"].popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + PATIENCE
-    while not all(host.find("train.py --recipe") for host in cluster):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: all(host.find("train.py --recipe") for host in cluster), process)
     cluster["node1"].send(process, signal.SIGINT)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGINT, said
@@ -92,10 +88,10 @@ def test_a_rehearsal_that_fails_names_the_host(cluster_of_three):
 
 
 def launched(cluster, name, words="", hosts=3):
-    words = f"--output_dir {cluster.shared}/{name} --log_dir {cluster.shared}/{name}-logs {' '.join(SHORT)} {words}"
     hostfile = cluster.hostfile({host.name: 1 for host in cluster.hosts[:hosts]})
-    command = f"python -m brigade launch {RECIPE} --hostfile {hostfile} {words}"
-    return cluster["node1"].run(command.replace("SHARED", str(cluster.shared)), timeout=PATIENCE, check=False)
+    further = words.replace("SHARED", str(cluster.shared)).split()
+    command = launch_words(hostfile, cluster.shared / name, *SHORT, *further)
+    return cluster["node1"].run(command, timeout=PATIENCE, check=False)
 
 
 def test_launch_refuses_hosts_with_which_no_run_can_begin_unless_it_is_told_to(cluster_of_three):
@@ -106,7 +102,7 @@ def test_launch_refuses_hosts_with_which_no_run_can_begin_unless_it_is_told_to(c
         refused = launched(cluster, "refused", fault.words)
         assert refused.returncode == 2
         assert re.search(rf"error: {fault.host}\n.*{fault.says}", refused.stderr), refused.stderr
-        assert not (cluster.shared / "refused").exists()
+        assert not (cluster.shared / "refused" / "run").exists()
         begun = launched(cluster, "begun", f"{fault.words} --no_check")
         assert begun.returncode == 2
         assert "waiting for" not in begun.stderr

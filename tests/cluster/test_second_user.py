@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from testing.clusters import PATIENCE, SHORT
+from testing.clusters import SHORT, launch_words
+from testing.patience import PATIENCE, wait_until
 
 STRANGER = "setpriv --reuid 65534 --regid 65534 --clear-groups"
 # Printed by the run's own user: [port, address, pid] of each socket on which a rank or its launcher waits.
@@ -40,16 +41,12 @@ def connects(host, address: str, port: int) -> bool:
 def live(cluster):
     """A run of two ranks on node1 that trains: (the process of launch, what its ranks listen on)."""
     folder = cluster.shared / f"second-user-{time.monotonic_ns()}"
-    words = ["python", "-m", "brigade", "launch", "recipes/tiny/full.yaml", "--launcher", "deepspeed"]
-    words += ["--hostfile", str(cluster.hostfile({"node1": 2})), "--ds_config", "ds_configs/zero1.json", "--no_check"]
-    words += [*SHORT, "--max_steps", "60", "--log_dir", str(folder / "logs"), "--output_dir", str(folder / "run")]
+    further = "--launcher deepspeed --ds_config ds_configs/zero1.json --no_check --max_steps 60"
+    words = launch_words(cluster.hostfile({"node1": 2}), folder, *SHORT, *further.split())
     said = folder.with_suffix(".said")
     with said.open("wb") as out:
         process = cluster["node1"].popen(words, stdout=out, stderr=out, OMP_NUM_THREADS="1")
-    until = time.monotonic() + PATIENCE
-    while not re.search(r"step 1/60", said.read_text(errors="replace")):
-        assert process.poll() is None and time.monotonic() < until, said.read_text(errors="replace")[-3000:]
-        time.sleep(0.2)
+    wait_until(lambda: "step 1/60" in said.read_text(errors="replace"), process, said.read_text)
     yield process, json.loads(cluster["node1"].run(["python", "-c", LISTENING]).stdout), said
     cluster["node1"].send(process, 15)
     process.wait(PATIENCE)
@@ -73,7 +70,5 @@ def test_nobody_but_the_runs_own_user_reaches_its_store_or_its_ranks(cluster, li
     # On this host anybody can knock, and the run goes on: its groups are made, and take nobody in.
     assert all(connects(cluster["node1"], "127.0.0.1", number) for number, _ in doors)
     steps = said.read_text(errors="replace").count("step ")
-    until = time.monotonic() + 60
-    while said.read_text(errors="replace").count("step ") < steps + 3 and time.monotonic() < until:
-        time.sleep(0.2)
-    assert said.read_text(errors="replace").count("step ") >= steps + 3 and process.poll() is None
+    wait_until(lambda: said.read_text(errors="replace").count("step ") >= steps + 3, process, seconds=60)
+    assert process.poll() is None

@@ -15,6 +15,8 @@ import pytest
 from testbed.cluster import Cluster
 from testbed.host import namespace
 from testbed.needs import SLURM, missing
+from testing.command_line import run_here
+from testing.patience import wait_until
 from testing.ranks import REPOSITORY
 
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=1"
@@ -64,10 +66,8 @@ def test_home_and_project_are_shared_and_the_rest_is_not(cluster):
     seen = cluster["node2"].run("ls ~/mark /tmp/mark /run/mark /dev/shm/mark 2>/dev/null; ls train.py", check=False)
     assert seen.stdout.split() == [f"{Path.home()}/mark", "train.py"]
     assert not (Path.home() / "mark").exists()
-    assert (
-        cluster["node2"].run([cluster.python, "-c", "import torch, sys; print(sys.prefix)"]).stdout.strip()
-        == sys.prefix
-    )
+    program = "import sys, yaml; print(sys.prefix)"  # a package of the environment
+    assert cluster["node2"].run([cluster.python, "-c", program]).stdout.strip() == sys.prefix
 
 
 def test_a_host_does_not_see_the_machines_network(cluster):
@@ -175,12 +175,16 @@ def test_an_environment_that_is_a_link_into_what_hosts_have_to_themselves(place,
 
 
 # ---- what stays behind ---------------------------------------------------------------------------------------------
+def links_here():
+    return run_here(["ip", "-o", "link"], 60).stdout
+
+
 def test_nothing_stays_behind(place):
-    links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True).stdout
+    links = links_here()
     with Cluster(2) as cluster:
         inside = {namespace(host.pid, "net") for host in cluster}
-        assert subprocess.run(["ip", "-o", "link"], capture_output=True, text=True).stdout == links
-    assert subprocess.run(["ip", "-o", "link"], capture_output=True, text=True).stdout == links
+        assert links_here() == links
+    assert links_here() == links
     assert not list(place.iterdir()) and not _in_namespaces(inside)
 
 
@@ -195,10 +199,7 @@ def test_a_builder_that_is_killed_takes_its_hosts_along(place):
     assert len(_in_namespaces(inside)) >= 5  # two first processes, two sshds, a sleep
     builder.kill()
     builder.wait()
-    deadline = time.monotonic() + 10
-    while _in_namespaces(inside) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not _in_namespaces(inside)
+    wait_until(lambda: not _in_namespaces(inside), seconds=10)
     (orphan,) = place.iterdir()
     with Cluster(1) as cluster:  # the next one clears up
         assert list(place.iterdir()) == [cluster.directory]
@@ -220,7 +221,7 @@ def _in_namespaces(networks: set[int]) -> list[str]:
 # ---- where none can be built ---------------------------------------------------------------------------------------
 def test_without_root_it_says_so():
     program = "import os\nfrom testbed import Cluster\nos.setgroups([])\nos.setresuid(*[65534] * 3)\nCluster(1)"
-    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True)
+    done = run_here([sys.executable, "-c", program], 60)
     assert "no cluster can be built here" in done.stderr and "root: " in done.stderr and "sudo" in done.stderr
 
 
@@ -237,14 +238,7 @@ def test_missing_programs_are_named_with_their_packages(monkeypatch, tmp_path):
 # ---- by hand -------------------------------------------------------------------------------------------------------
 def test_by_hand(place):
     def testbed(*words):
-        return subprocess.run(
-            [sys.executable, "-m", "testbed", *words],
-            cwd=REPOSITORY,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            env=os.environ,
-        )
+        return run_here([sys.executable, "-m", "testbed", *words], 300)
 
     somebodys = place / "brigade-testbed-mine"  # a directory of another user, made in expectation
     somebodys.mkdir()

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from testbed.faults import INJECTED
+from testing.clusters import launch_words
 
 PATIENCE = 240.0  # seconds on a busy machine
 
@@ -17,14 +18,13 @@ def test_top_marks_a_slow_rank_a_stopped_rank_and_a_lost_host(cluster):
     folder = cluster.shared / f"top-{time.monotonic_ns()}"
     folder.mkdir()
     run, hostfile = folder / "run", cluster.hostfile(1)
-    launch = (
-        f"-m brigade launch recipes/tiny/full.yaml --hostfile {hostfile} --launcher torchrun --no_check --silence 600"
-    )
     train = "--logging_steps 1 --max_train_samples 100 --max_eval_samples 2 --eval_answers 0 --max_steps 5000 --save_steps null"
-    words = f"{launch} {train} --eval_steps 5000 --report_page false --output_dir {run} --log_dir {folder / 'logs'}"
+    train += " --eval_steps 5000 --report_page false --launcher torchrun --no_check --silence 600"
     fault = {"PYTHONPATH": str(INJECTED), "BRIGADE_TEST_FAULT": "slow-forward", "OMP_NUM_THREADS": "1"}
     with (folder / "said").open("wb") as out:
-        launched = cluster["node1"].popen([sys.executable, *words.split()], stdout=out, stderr=out, **fault)
+        launched = cluster["node1"].popen(
+            launch_words(hostfile, folder, *train.split()), stdout=out, stderr=out, **fault
+        )
 
     def top(*flags):
         done = cluster["node1"].run([sys.executable, "-m", "brigade", "top", *flags], COLUMNS="160", timeout=90)

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from testing.clusters import PATIENCE
+from testing.patience import PATIENCE
 from testing.ranks import REPOSITORY
 
 PAGES = [REPOSITORY / "docs" / name for name in ("launching.md", "slurm.md", "kubernetes.md")]

@@ -57,22 +57,39 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def main(folder, monkeypatch):
+def no_launcher(monkeypatch):
+    """What train.main sets for a group of one rank, as ZeRO needs it, is not left to later tests: they would start one too."""
+    for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "DS_ACCELERATOR"):
+        monkeypatch.setenv(key, "")  # so that it is restored whatever train.main sets
+        monkeypatch.delenv(key)
+
+
+def _raise(error, *_):
+    raise error
+
+
+@pytest.fixture
+def raises(monkeypatch):
+    """What a run ends with is raised; else it would end this process."""
+    from brigade.train.distributed import ranks
+
+    monkeypatch.setattr(ranks, "fail", _raise)
+
+
+@pytest.fixture
+def main(folder, no_launcher, monkeypatch):
     """train.main in `folder` on a host without a GPU; an error after the model was begun fails the test."""
     import torch
 
-    import brigade.train.distributed.ranks
     import train
+    from brigade.train.distributed import ranks
 
     def too_late(error, *_):
         raise AssertionError(f"told only after the model was begun: {error!r}") from error
 
     monkeypatch.chdir(folder)
-    for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "DS_ACCELERATOR"):
-        monkeypatch.setenv(key, "")  # so that it is restored whatever train.main sets
-        monkeypatch.delenv(key)
     monkeypatch.setattr(sys, "argv", ["train.py"])
-    monkeypatch.setattr(brigade.train.distributed.ranks, "fail", too_late)
+    monkeypatch.setattr(ranks, "fail", too_late)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     return train.main

@@ -9,6 +9,7 @@ import pytest
 
 from brigade.train.distributed import ranks
 from testing import agreeing, diverging
+from testing.command_line import run_here
 from testing.ranks import REPOSITORY, run_ranks
 from testing.train_command import ranks_part
 
@@ -35,10 +36,8 @@ def test_ranks_that_end_with_a_mistake_and_are_ended_by_their_launcher_say_no_mo
 @pytest.mark.parametrize("dies", [0, 1])
 def test_a_rank_that_dies_meanwhile_ends_the_others(dies):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    environment = os.environ | {"DIES": str(dies), "PYTHONPATH": str(REPOSITORY)}
-    command = [*torchrun, "-m", "testing.agreeing", "dies"]
     # Whoever waits for the dead rank does so for the process group's time-out, which is longer.
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=200)
+    done = run_here([*torchrun, "-m", "testing.agreeing", "dies"], 200, DIES=str(dies), PYTHONPATH=str(REPOSITORY))
     assert done.returncode == 1
     # The other one sees by itself that rank 0 is gone, unless its launcher ends it first.
     seen = {"rank 1 on " + socket.gethostname() + " stops because another rank failed first (rank 0 has ended)"}

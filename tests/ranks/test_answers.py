@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import train
-from testing import marks, parity, runs
+from testing import marks, parity, run_files, runs
 
 LONGEST = 12  # tokens of an answer, else these are most of the time
 STRATEGIES = marks.cases(
@@ -50,19 +50,9 @@ def folder(tmp_path_factory, asked_for):
         cases[name] = [*cases[f"{name}-silent"], "--eval_answers", "3"]
     (folder / "cases.json").write_text(json.dumps(cases))
     todo = [{"name": name, "flags": [*flags, "--output_dir", name]} for name, flags in cases.items()]
-    found, done = runs.run_all(2, todo, folder, timeout=300, longest_answer=LONGEST)
-    assert done.returncode == 0, done.stderr[-4000:]
-    for name, result in found.items():
+    for name, result in runs.run_well(2, todo, folder, longest_answer=LONGEST).items():
         (folder / f"{name}.txt").write_text(result["said"])
     return folder
-
-
-def log(run):
-    return json.loads((run / "trainer_state.json").read_text())["log_history"]
-
-
-def answers(run):
-    return [json.loads(line) for line in (run / "answers.jsonl").read_text().splitlines()]
 
 
 def plain_sums(model, samples):
@@ -93,7 +83,7 @@ def plain(folder):
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_losses_per_source_are_those_of_a_plain_forward_pass(name, folder, plain):
-    entry = next(entry for entry in log(folder / name) if "eval_loss" in entry)
+    entry = next(entry for entry in run_files.history(folder / name) if "eval_loss" in entry)
     for source, (total, count) in plain.items():
         assert entry[f"eval_{source}_loss"] == pytest.approx(total / count, rel=1e-6)
         assert entry[f"eval_{source}_perplexity"] == pytest.approx(math.exp(entry[f"eval_{source}_loss"]))
@@ -107,8 +97,8 @@ def test_equal_weights_answer_alike_under_every_strategy(name, folder):
     """And as the plain model does, in one process."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    ours = [entry for entry in answers(folder / name) if entry["step"] == 1]
-    assert ours == [entry for entry in answers(folder / "ddp") if entry["step"] == 1]
+    ours = [entry for entry in run_files.answers(folder / name) if entry["step"] == 1]
+    assert ours == [entry for entry in run_files.answers(folder / "ddp") if entry["step"] == 1]
     assert [entry["source"] for entry in ours] == ["first", "second", "first"]
     tokenizer = AutoTokenizer.from_pretrained(folder / "base")
     model = AutoModelForCausalLM.from_pretrained(folder / "base")
@@ -126,7 +116,8 @@ def test_equal_weights_answer_alike_under_every_strategy(name, folder):
 def test_answering_changes_nothing_else(name, folder):
     keys = ("loss", "grad_norm", "eval_loss")
     figures = [
-        [entry[key] for entry in log(folder / run) for key in keys if key in entry] for run in (name, f"{name}-silent")
+        [entry[key] for entry in run_files.history(folder / run) for key in keys if key in entry]
+        for run in (name, f"{name}-silent")
     ]
     assert figures[0] == figures[1] and len(figures[0]) == 10  # three steps, four evaluations
     assert not (folder / f"{name}-silent" / "answers.jsonl").exists()
@@ -161,6 +152,5 @@ def test_a_resumed_run_stops_at_the_same_step(checkpoint, folder, tmp_path, monk
     again = train.main([*flags, "--output_dir", str(run)])
     assert train.main([*flags, "--output_dir", str(run)]) is None  # finished
     assert again.state.global_step == whole.state.global_step == 3
-    losses = [[entry["loss"] for entry in trainer.state.log_history if "loss" in entry] for trainer in (whole, again)]
-    assert losses[0] == losses[1]
+    assert run_files.losses(again.state.log_history) == run_files.losses(whole.state.log_history)
     assert json.loads((run / "success.json").read_text())["saved_step"] == 1

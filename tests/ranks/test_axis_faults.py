@@ -1,20 +1,15 @@
 """A rank of a run that an axis divides is killed in mid-step: `launch` names it, starts again from the last checkpoint, and the
 run ends with exactly what an undisturbed run logs. Of data parallelism: tests/cluster/test_faults.py, on several hosts."""
 
-import json
-import os
 import re
-import subprocess
 import sys
-import uuid
 
 import pytest
 
 from brigade.train.strategy.axes import Axes
-from testing import axes, marks, resume, runs
-from testing.command_line import as_flags
-from testing.ranks import REPOSITORY
-from testing.train_command import FAULTS, marked, surviving
+from testing import axes, marks, resume, run_files, runs
+from testing.command_line import as_flags, run_here
+from testing.train_command import FAULTS, nothing_left
 
 # axes -> (their sizes, kind of strategy, ranks, model). Rank 1 is killed, on two ranks in the last stage, on four in the first.
 CASES = {
@@ -40,26 +35,18 @@ def test_a_run_whose_rank_is_killed_ends_with_the_losses_of_an_undisturbed_one(a
     run, hosts = tmp_path / "run", tmp_path / "hosts"
     hosts.write_text(f"localhost slots={ranks}\n")
     words = f"--hostfile {hosts} --log_dir {tmp_path}/logs --restarts 1 --restart_pause 0 --no_check --output_dir {run}"
-    command = [sys.executable, "-m", "brigade", "launch", *case["flags"][1:], *words.split()]
-    mark, killed = uuid.uuid4().hex, tmp_path / "killed"
+    flags = runs.prepared(case, tmp_path, runs.write_inputs(tmp_path, runs.STEPS))["flags"]
+    command = [sys.executable, "-m", "brigade", "launch", *flags[1:], *words.split()]
+    killed = tmp_path / "killed"
     there = {"PYTHONPATH": str(FAULTS), "BRIGADE_TEST_FAULT": "killed-in-fourth", "BRIGADE_TEST_FAILED_AT": str(killed)}
-    there |= {"BRIGADE_TEST_MARK": mark}
-    try:
-        done = subprocess.run(
-            command, cwd=REPOSITORY, env=os.environ | there, capture_output=True, text=True, timeout=LIMIT
-        )
-        left = surviving(mark, patience=2)
-    finally:
-        for process in marked(mark):
-            process.kill()
+    with nothing_left(patience=2) as mark:
+        done = run_here(command, LIMIT, BRIGADE_TEST_MARK=mark, **there)
 
     said = done.stdout + done.stderr
-    assert not left, f"left behind: {left}\n{said}"
     assert done.returncode == 0 and killed.exists(), said
     assert said.count("failed first: killed by signal 9 (SIGKILL)\n") == 1, said
     assert "error: localhost, rank 1 failed first: killed by signal 9 (SIGKILL)\n" in said, said
     assert "newest checkpoint: step 2: 1 step lost" in said and re.search(
         rf"continues +from {run}/checkpoint-2\b", said
     ), said
-    log = json.loads((run / "trainer_state.json").read_text())["log_history"]
-    assert {key: [entry[key] for entry in log if key in entry] for key in whole} == whole
+    assert run_files.figures(run_files.history(run), *whole) == whole

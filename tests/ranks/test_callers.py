@@ -16,9 +16,7 @@ def called(tmp_path_factory):
         {"name": "fsdp2", "flags": fsdp2, "saves_to": str(folder / "elsewhere")},
         {"name": "replicas", "flags": replicas, "fails": (1, 3)},
     ]
-    for case in cases:
-        case["flags"] = [*shared, *case["flags"], "--output_dir", str(folder / "outputs" / case["name"])]
-    return folder, runs.run_all(2, cases, folder, timeout=300)[1]
+    return folder, runs.run_all(2, [runs.prepared(case, folder, shared) for case in cases], folder)[1]
 
 
 @pytest.mark.slow

@@ -30,11 +30,12 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("runs")
 
 
-def second(kind, folder, name, *flags):
+def second(kind, folder, name, ranks, *flags):
     """A run of three steps more, on adapters that say what they are."""
     words = ["--max_steps", "3", "--optim", "sgd", "--use_peft", "--learning_rate", KINDS[first_of(kind)][1]]
     words += ["--adapter_name_or_path", str(folder / "outputs" / first_of(kind))]
-    return {"name": name, "flags": [*words, *(QLORA if kind == "qlora" else []), *flags]}
+    words += ["--per_device_train_batch_size", "16" if ranks == 1 else "4"]
+    return {"name": name, "ranks": ranks, "flags": [*words, *(QLORA if kind == "qlora" else []), *flags]}
 
 
 def first_of(kind):
@@ -42,26 +43,21 @@ def first_of(kind):
 
 
 @pytest.fixture(scope="module")
-def reference(folder, asked_for):
-    """The first run of each kind, and a second one in one process."""
-    kinds = sorted({name.partition("-")[0] for name in asked_for("name")})
+def results(folder, asked_for):
+    """The first run of each kind, and second ones: in one process, and under strategies."""
+    names = sorted(asked_for("name"))
+    kinds = sorted({name.partition("-")[0] for name in names})
     firsts = dict.fromkeys(map(first_of, kinds))
     first = runs.run_cases(1, [{"name": kind, "flags": [*FIRST, *KINDS[kind]]} for kind in firsts], folder)
-    again = [second(kind, folder, f"{kind}-single", "--per_device_train_batch_size", "16") for kind in kinds]
-    found = runs.run_cases(1, again, folder)
+    cases = [second(kind, folder, f"{kind}-single", 1) for kind in kinds]
+    for name in names:
+        kind, strategy = name.split("-")
+        stops = {"stops": (2,)} if strategy == "stopped" else {}  # and goes on from its checkpoint
+        cases.append(second(kind, folder, name, 2, *STRATEGIES[strategy]) | stops)
+    found = runs.run_each(cases, folder)
     for kind in {*kinds} - {"qlora"}:  # it begins where the first one ended
         assert found[f"{kind}-single"]["eval_loss"][0] == pytest.approx(first[kind]["eval_loss"][-1], rel=1e-6)
     return found
-
-
-@pytest.fixture(scope="module")
-def results(folder, reference, asked_for):
-    found = []
-    for name in sorted(asked_for("name")):
-        kind, strategy = name.split("-")
-        case = second(kind, folder, name, *STRATEGIES[strategy], "--per_device_train_batch_size", "4")
-        found.append(case | ({"stops": (2,)} if strategy == "stopped" else {}))  # and goes on from its checkpoint
-    return runs.run_cases(2, found, folder)
 
 
 @pytest.mark.parametrize(
@@ -70,9 +66,8 @@ def results(folder, reference, asked_for):
         slow=("lora-zero3", "whole-zero3", "whole-fsdp2", "qlora-fsdp2", "lora-sequences", "lora-stopped"), matrix=CASES
     ),
 )
-def test_continued_adapters_under_a_strategy_equal_one_process(name, reference, results, folder):
-    differences = parity.worst(results[name], reference[f"{name.partition('-')[0]}-single"])
-    assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
+def test_continued_adapters_under_a_strategy_equal_one_process(name, results, folder):
+    parity.assert_equal(results[name], results[f"{name.partition('-')[0]}-single"])
     before, after = (
         json.loads((folder / "outputs" / each / "adapter_config.json").read_text())
         for each in (first_of(name.partition("-")[0]), name)

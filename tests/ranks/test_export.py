@@ -13,6 +13,7 @@ from brigade.__main__ import main
 from brigade.train.checkpoint import saved_weights
 from brigade.train.data.chat_template import TEMPLATES
 from testing import parity, runs
+from testing.command_line import as_flags
 from testing.exports import FOUR, RUNS
 from testing.ranks import REPOSITORY
 
@@ -26,31 +27,21 @@ def each(names):
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory, asked_for):
     """name -> (output directory, held-out losses before, after step 3, after step 6)."""
-    folder = tmp_path_factory.mktemp("config")
+    folder = tmp_path_factory.mktemp("exported")
     config = json.loads((REPOSITORY / "ds_configs/zero3.json").read_text())
     config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = False
     (folder / "sharded.json").write_text(json.dumps(config))
     strategies = parity.STRATEGIES | {"sharded": ["--ds_config", str(folder / "sharded.json")]}
     strategies["divided"] = ["--accelerate_config", "accelerate_configs/fsdp2_ep2_1x4.yaml"]
-    found = {}
-    names = asked_for("name")
-    for ranks, known in ((2, RUNS), (4, FOUR)):
-        shared = ["--max_steps", "6", "--eval_steps", "3", "--save_steps", "3", "--per_device_train_batch_size", "4"]
-        cases = [
-            {
-                "name": name,
-                "model": name.partition("+")[2],
-                "flags": ["--optim", "sgd", "--learning_rate", "0.6", *flags, *strategies[strategy], *shared],
-            }
-            for name, (strategy, flags, _) in known.items()
-            if name in names
-        ]
-        if not cases:
-            continue
-        folder = tmp_path_factory.mktemp(f"ranks{ranks}")
-        results = runs.run_cases(ranks, cases, folder)
-        found |= {name: (folder / "outputs" / name, result["eval_loss"]) for name, result in results.items()}
-    return found
+    shared = as_flags(max_steps=6, eval_steps=3, save_steps=3, per_device_train_batch_size=4)
+    cases = []
+    for name in sorted(asked_for("name")):
+        strategy, further, _ = ALL[name]
+        flags = ["--optim", "sgd", "--learning_rate", "0.6", *further, *strategies[strategy], *shared]
+        of = {"ranks": 4 if name in FOUR else 2, "model": name.partition("+")[2]}
+        cases.append({"name": name, "flags": flags, **of})
+    results = runs.run_each(cases, folder)
+    return {name: (folder / "outputs" / name, result["eval_loss"]) for name, result in results.items()}
 
 
 def _ends_and_template(folder):

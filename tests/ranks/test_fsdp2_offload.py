@@ -3,7 +3,7 @@
 import pytest
 from safetensors.torch import load_file
 
-from testing import marks, parity, runs
+from testing import marks, parity, run_files, runs
 
 OFFLOAD = ["--accelerate_config", "accelerate_configs/fsdp2_offload_1x4.yaml"]
 LESS = ["--max_steps", "4"]
@@ -18,27 +18,25 @@ WHAT = {
 
 
 def case(what, ranks):
-    strategy = OFFLOAD if ranks > 1 else []
-    case = {"name": what, "flags": [*LESS, *WHAT[what], *strategy, "--per_device_train_batch_size", str(16 // ranks)]}
-    return case | ({"stops": [2]} if what == "resumed" and ranks > 1 else {})
+    flags = [*LESS, *WHAT[what], *(OFFLOAD if ranks > 1 else []), "--per_device_train_batch_size", str(16 // ranks)]
+    stops = {"stops": [2]} if what == "resumed" and ranks > 1 else {}
+    return {"name": f"{what} on {ranks}", "ranks": ranks, "flags": flags} | stops
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory, asked_for):
-    """(ranks -> their losses, ranks -> their folder) of one process without FSDP2, and of two ranks with it."""
-    found, folders = {}, {}
-    for ranks in (1, 2):
-        folders[ranks] = tmp_path_factory.mktemp(f"ranks{ranks}")
-        found[ranks] = runs.run_cases(ranks, [case(what, ranks) for what in asked_for("what")], folders[ranks])
-    return found, folders
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("offload")
+
+
+@pytest.fixture(scope="module")
+def results(folder, asked_for):
+    """Losses and norms of one process without FSDP2, and of two ranks with it."""
+    return runs.run_each([case(what, ranks) for what in sorted(asked_for("what")) for ranks in (1, 2)], folder)
 
 
 @pytest.mark.parametrize("what", marks.cases(slow=["resumed", "clipped", "lora"], matrix=WHAT))
-def test_shards_in_host_memory_change_nothing(what, results):
-    found, folders = results
-    differences = parity.worst(found[2][what], found[1][what])
-    assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
-    file = "adapter_model.safetensors" if what == "lora" else "model.safetensors"
-    one, other = (load_file(folders[ranks] / "outputs" / what / file) for ranks in (1, 2))
+def test_shards_in_host_memory_change_nothing(what, results, folder):
+    parity.assert_equal(results[f"{what} on 2"], results[f"{what} on 1"])
+    one, other = map(load_file, run_files.models(folder, f"{what} on 1", f"{what} on 2"))
     assert one.keys() == other.keys()
     assert all((one[name] - other[name]).abs().max() <= 1e-4 for name in one)

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks import waits as committed_waits
-from testing import fake_gpu, gpu_lane, marks, parity, runs, waits
-from testing.command_line import as_flags
+from testing import fake_gpu, gpu_lane, marks, parity, run_files, runs, waits
+from testing.command_line import as_flags, run_here
 from testing.launch_commands import COMMANDS
-from testing.ranks import REPOSITORY, run_ranks
+from testing.ranks import run_ranks
 
 BIN = Path(sys.executable).parent
 AVERAGING = "local/outer.py"  # by way of the hosts, once in a round of replicas
@@ -76,7 +75,7 @@ def test_a_wait_in_each_micro_step_is_found(asking, results):
     """Also where rank 0, which logs, does not wait."""
     report = results[f"{asking}, asking"]["waits"]
     (found,) = waits.in_each_micro_step(report)
-    assert found == {"line": "testing/runs.py ask", "why": "item", "micro-step": 1, "step": 0, "log line": 0}
+    assert found == {"line": "testing/disturbances.py ask", "why": "item", "micro-step": 1, "step": 0, "log line": 0}
     assert [group["ranks"] for group in report["ranks"] if found in group["waits"]] == [[1]]
 
 
@@ -185,16 +184,12 @@ def test_answers_are_those_of_the_cpu(tmp_path_factory):
         cases = [case, rehearsal] if gpus else [case]
         found, done = runs.run_all(2 if gpus else 1, cases, folder, 300, longest_answer=6, gpus=gpus)
         assert len(found) == len(cases), done.stderr[-2000:]
-        lines = (folder / "run/answers.jsonl").read_text().splitlines()
-        given.append([json.loads(line)["answer"] for line in lines])
+        given.append([answer["answer"] for answer in run_files.answers(folder / "run")])
     assert given[0] == given[1] and len(given[0]) == 3
-    for verb, *more in (
-        ["eval"],
-        ["chat", "--question", "What is the class `filecmp.dircmp`?", "--max_new_tokens", "3"],
-    ):
-        words = [sys.executable, "-m", "brigade", verb, str(folder / "run"), *more]
-        environment = os.environ | fake_gpu.environment(1)
-        done = subprocess.run(words, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=250)
+    asked = ["--question", "What is the class `filecmp.dircmp`?", "--max_new_tokens", "3"]
+    for verb, *more in (["eval"], ["chat", *asked]):
+        words = [sys.executable, "-m", "brigade", verb, folder / "run", *more]
+        done = run_here(words, 250, **fake_gpu.environment(1))
         assert done.returncode == 0, (verb, done.stdout[-1000:], done.stderr[-3000:])
 
 
@@ -230,8 +225,7 @@ def test_ranks_that_see_one_gpu_each_train_as_those_that_see_all(tmp_path, resul
     flags = [*runs.write_inputs(tmp_path), *case["flags"], "--output_dir", str(tmp_path / "run")]
     done = run_ranks("testing.one_gpu_each", *flags, ranks=2, timeout=200, gpus=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    log = json.loads((tmp_path / "run/trainer_state.json").read_text())["log_history"]
-    assert [entry["loss"] for entry in log if "loss" in entry] == results["zero3"]["loss"]
+    assert run_files.losses_of(tmp_path / "run") == results["zero3"]["loss"]
 
 
 def launch_here(folder):
@@ -251,22 +245,8 @@ def test_a_launcher_starts_a_rank_on_each_gpu_that_is_asked_for(launcher, tmp_pa
     short = as_flags(max_steps=2, max_train_samples=100, max_eval_samples=10, eval_answers=0, report_page=False)
     proves = launcher == "torchrun"
     short += [] if proves else ["--attn_implementation", "varlen"]
-    done = subprocess.run(
-        [
-            str(BIN / words[0]),
-            *words[1:],
-            *short,
-            "--output_dir",
-            str(tmp_path / "run"),
-        ],
-        cwd=REPOSITORY,
-        env=os.environ
-        | fake_gpu.environment(4)
-        | {"PATH": f"{BIN}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": asked},
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
+    variables = fake_gpu.environment(4) | {"PATH": f"{BIN}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": asked}
+    done = run_here([BIN / words[0], *words[1:], *short, "--output_dir", tmp_path / "run"], 250, **variables)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     assert world_size in done.stdout and f"strategy       {strategy} " in done.stdout
     assert "cuda" in done.stdout and ("proven here" in done.stdout) == proves

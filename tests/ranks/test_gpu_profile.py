@@ -1,14 +1,12 @@
 """On a fake GPU: traced steps, recorded memory, noise on embeddings and z-loss run where CUDA's branches are taken."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from testing.command_line import as_flags
-from testing.ranks import REPOSITORY
+from testing.command_line import as_flags, run_here
 
 
 @pytest.mark.slow
@@ -18,16 +16,9 @@ def test_steps_are_traced_beside_noise_and_z_loss(tmp_path):
     words = as_flags(
         recipe="recipes/tiny/full.yaml", output_dir=str(tmp_path / "run"), attn_implementation="sdpa", **few, **asked
     )
-    launcher = [
-        Path(sys.executable).with_name("torchrun"),
-        "--nproc_per_node",
-        "1",
-        "--master_port",
-        "29641",
-        "train.py",
-    ]
-    command = [sys.executable, "-m", "testing.fake_gpu", "--gpus", "1", *launcher, *words]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=200)
+    torchrun = [Path(sys.executable).with_name("torchrun"), *["--nproc_per_node", "1", "--master_port", "29641"]]
+    command = [sys.executable, "-m", "testing.fake_gpu", "--gpus", "1", *torchrun, "train.py", *words]
+    done = run_here(command, 200)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     (traced,) = [line for line in events if line["event"] == "profile"]

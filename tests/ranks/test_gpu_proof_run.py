@@ -1,15 +1,14 @@
 """`make test-gpu` on fake GPUs (testing/fake_gpu/), with everything small: each part leaves its rows."""
 
 import json
-import os
-import subprocess
 import sys
 import tarfile
 
 import pytest
 
-from benchmarks.gpu_proof.parts import PARTS, REPOSITORY
+from benchmarks.gpu_proof.parts import PARTS
 from testing import fake_gpu
+from testing.command_line import run_here
 
 WHOLE = [part.name for part in PARTS]
 # What CI has time for.
@@ -26,9 +25,8 @@ SURE = ("machine", "strategies", "shapes", "checkpoints", "waits")
     ],
 )
 def test_the_proof_on_fake_gpus(gpus, names, tmp_path):
-    environment = os.environ | fake_gpu.environment(gpus) | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "benchmarks.gpu_proof", "--small", "--output", str(tmp_path), "--only", *names]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=1500)
+    command = [sys.executable, "-m", "benchmarks.gpu_proof", "--small", "--output", tmp_path, "--only", *names]
+    done = run_here(command, 1500, OMP_NUM_THREADS="1", **fake_gpu.environment(gpus))
     report, page = json.loads((tmp_path / "report.json").read_text()), (tmp_path / "report.md").read_text()
     assert list(report["parts"]) == names, done.stdout + done.stderr
     assert report["machine"]["gpus"] == gpus and "With --small" in page

@@ -4,15 +4,16 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from brigade.train.run import events
 from brigade.train.strategy.axes import Axes
 from testing import axes, runs
-from testing.ranks import REPOSITORY, run_ranks
+from testing.command_line import run_here
+from testing.ranks import run_ranks
+from testing.run_files import losses_of
+from testing.train_command import FAULTS, launched
 
 TIMEOUT = "5"  # seconds of silence within a step of milliseconds
 STAGES = axes.flags(Axes(stages=2), "ddp")
@@ -42,16 +43,18 @@ def test_a_rank_that_sleeps_in_its_data_loader_is_named(axis, flags, tmp_path, m
     assert fault["kind"] == "hang" and "rank 1" in fault["text"] and fault["step"] == 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("axis", [[], STAGES], ids=["data", "pipeline"])
-def test_a_rank_that_is_stopped_is_named_and_does_not_stay_behind(axis, flags, tmp_path, monkeypatch):
+# That the verdict knows a pipeline's ranks: above.
+@pytest.mark.parametrize(
+    "axis",
+    [
+        pytest.param([], marks=pytest.mark.slow, id="data"),
+        pytest.param(STAGES, marks=pytest.mark.matrix, id="pipeline"),
+    ],
+)
+def test_a_rank_that_is_stopped_is_named_and_does_not_stay_behind(axis, flags, tmp_path):
     """torchrun waits 30 seconds for a process that hears no SIGTERM; ours ends it at once."""
-    monkeypatch.setenv("BRIGADE_TEST_FAULT", "stopped")
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY / "tests/ranks/bad_input"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py", *flags]
-    command += [*axis, "--output_dir", str(tmp_path)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=180)
+    command = [*launched("torchrun"), "train.py", *flags, *axis, "--output_dir", tmp_path]
+    done = run_here(command, 180, BRIGADE_TEST_FAULT="stopped", PYTHONPATH=str(FAULTS), OMP_NUM_THREADS="1")
     assert done.returncode == 1
     said = r"rank 1 on \S+ has been stopped \(SIGSTOP, or a debugger\) since step \d; rank 0 waits for it in"
     assert re.search(said, done.stderr), done.stderr
@@ -61,12 +64,21 @@ def test_a_rank_that_is_stopped_is_named_and_does_not_stay_behind(axis, flags, t
         os.kill(pid, 0)
 
 
+# Else the checkpoint of the step before may still be on its way when a rank is killed.
+AT_ONCE = ["--async_save", "false"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(flags, tmp_path_factory):
+    output = tmp_path_factory.mktemp("undisturbed") / "run"
+    assert train([*flags, *AT_ONCE], output, 2).returncode == 0
+    return output
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["killed-in-forward", "killed-in-optimizer"])
-def test_a_rank_that_is_killed_in_mid_step_costs_that_step_alone(when, flags, tmp_path, monkeypatch):
-    undisturbed, broken = tmp_path / "undisturbed", tmp_path / "broken"
-    flags = [*flags, "--async_save", "false"]  # else the checkpoint of the step before may still be on its way
-    assert train(flags, undisturbed, 2).returncode == 0
+def test_a_rank_that_is_killed_in_mid_step_costs_that_step_alone(when, flags, undisturbed, tmp_path, monkeypatch):
+    broken, flags = tmp_path / "broken", [*flags, *AT_ONCE]
     monkeypatch.setenv("BRIGADE_TEST_FAULT", when)
     done = train(flags, broken, 2)
     assert done.returncode == -signal.SIGKILL
@@ -74,9 +86,7 @@ def test_a_rank_that_is_killed_in_mid_step_costs_that_step_alone(when, flags, tm
     monkeypatch.delenv("BRIGADE_TEST_FAULT")
     again = train(flags, broken, 2)
     assert again.returncode == 0, again.stderr
-    logs = [json.loads((folder / "trainer_state.json").read_text())["log_history"] for folder in (undisturbed, broken)]
-    whole, pieced = ([entry["loss"] for entry in log if "loss" in entry] for log in logs)
-    assert pieced == whole
+    assert losses_of(broken) == losses_of(undisturbed)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from testing import image_runs, marks
-from testing.image_runs import Case, run_group
+from testing.image_runs import Case, run_groups
 
 LOSS = {60: 0.9, 300: 0.5}  # steps -> of the first loss
 
@@ -15,7 +15,7 @@ def test_ranks_with_images_and_without_never_wait_for_each_other(steps, tmp_path
     image_runs.write_inputs(tmp_path, {"qwen3_vl"})
     cases = [Case("qwen3_vl", strategy, 2, image_runs.SMALL) for strategy in ("fsdp2", "zero3")]
     few = ["--max_steps", str(steps), "--eval_steps", "30", "--logging_steps", "10", "--learning_rate", "0.001"]
-    logs = run_group(tmp_path, 2, {case: case.run(tmp_path, *few) for case in cases})
+    logs = run_groups(tmp_path, {case: case.run(tmp_path, *few) for case in cases})
     for log in logs.values():
         losses = [entry["loss"] for entry in log if "loss" in entry]
         assert len(losses) == steps // 10 and all(map(math.isfinite, losses))

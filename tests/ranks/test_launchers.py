@@ -16,6 +16,7 @@ from testing import marks, runs
 from testing.command_line import as_flags
 from testing.launch_commands import COMMANDS
 from testing.ranks import REPOSITORY
+from testing.run_files import losses_of
 
 BIN = Path(sys.executable).parent
 SHORT = as_flags(max_steps=3, logging_steps=1, max_train_samples=100, max_eval_samples=10, eval_answers=0)
@@ -45,8 +46,8 @@ def reference(hall, tmp_path_factory):
 @pytest.mark.parametrize("name", marks.cases("deepspeed", "accelerate-ddp", matrix=COMMANDS))
 def test_command_line_trains_with_all_its_ranks(name, tmp_path, hall, reference):
     alone = "python-experts" if name.endswith("experts") else "python"
-    expected = losses(reference(alone))
-    found = expected if name == alone else losses(run(name, tmp_path, hall))
+    expected = losses_of(reference(alone))
+    found = expected if name == alone else losses_of(run(name, tmp_path, hall))
     assert found == pytest.approx(expected, rel=1e-5) and len(found) == 3
 
 
@@ -54,7 +55,7 @@ def test_the_hall_trains_as_the_whole_house_does(reference, tmp_path):
     case = {"name": "whole", "flags": [*SHORT, "--output_dir", str(tmp_path / "run")]}
     found, done = runs.run_all(1, [case], tmp_path, timeout=300)
     assert "whole" in found, done.stderr[-3000:]
-    assert losses(reference("python")) == pytest.approx(losses(tmp_path / "run"), rel=1e-5)
+    assert losses_of(reference("python")) == pytest.approx(losses_of(tmp_path / "run"), rel=1e-5)
     assert (reference("python") / "model.safetensors").is_file()
 
 
@@ -93,8 +94,3 @@ def run(name, tmp_path, hall):
         imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
         assert "torch" in imported and not {"bitsandbytes", "pandas", "torch._inductor.compile_fx"} & imported
     return tmp_path / "run"
-
-
-def losses(output):
-    log = json.loads((output / "trainer_state.json").read_text())["log_history"]
-    return [entry["loss"] for entry in log if "loss" in entry]

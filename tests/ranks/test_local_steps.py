@@ -4,24 +4,16 @@ import json
 
 import pytest
 
-from testing import local_steps, marks, parity, runs
+from testing import local_steps, marks, parity, resume, run_files, runs
 
 TWO = ["ddp", "zero2", "fsdp2"]
 
 
 @pytest.fixture(scope="module")
 def each_step(tmp_path_factory, asked_for):
-    found = {}
-    for size in (2, 4):
-        cases = [
-            case
-            for world, name in sorted(REPLICAS[replica] for replica in asked_for("replica"))
-            if world == size
-            for case in local_steps.every_step(size, name, 2)
-        ]
-        if cases:
-            found |= runs.run_cases(size, cases, tmp_path_factory.mktemp(f"replicas{size}"))
-    return found
+    chosen = (REPLICAS[replica] for replica in sorted(asked_for("replica")))
+    cases = [case for size, name in chosen for case in local_steps.every_step(size, name, 2)]
+    return runs.run_each(cases, tmp_path_factory.mktemp("replicas"))
 
 
 REPLICAS = {f"{name} on {size}": (size, name) for size, names in ((2, TWO), (4, local_steps.INSIDE)) for name in names}
@@ -63,10 +55,8 @@ def test_a_run_that_died_twice_goes_on_bit_for_bit(name, tmp_path):
     cases = local_steps.exact(size, strategy, how)
     whole, stopped = runs.run_cases(size, cases, tmp_path).values()
     assert whole["loss"][-1] < 0.95 * whole["loss"][0]
-    for figure in ("loss", "grad_norm", "eval_loss"):
-        assert stopped[figure] == whole[figure] and len(whole[figure]) > 2
-    models = [(tmp_path / "outputs" / case["name"] / "model.safetensors").read_bytes() for case in cases]
-    assert models[0] == models[1]
+    resume.assert_same(whole, stopped)
+    run_files.assert_same_models(tmp_path, *(case["name"] for case in cases))
 
 
 def said(folder, name):

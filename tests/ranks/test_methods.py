@@ -9,55 +9,38 @@ from testing import marks, parity, runs
 from testing.methods import METHODS, REHEARSED, UNDER
 
 
-def case(method, strategy, micro):
-    flags = [
-        *["--max_steps", "6", "--optim", "sgd"],
-        *METHODS[method],
-        *parity.STRATEGIES.get(strategy, []),
-        "--per_device_train_batch_size",
-        str(micro),
-    ]
-    return {"name": f"{method}-{strategy}", "strategy": strategy, "method": method, "flags": flags}
+def case(method, strategy, ranks=2):
+    micro = "4" if ranks == 2 else "16"
+    flags = [*METHODS[method], *parity.STRATEGIES.get(strategy, []), "--per_device_train_batch_size", micro]
+    flags = ["--max_steps", "6", "--optim", "sgd", *flags]
+    return {"name": f"{method}-{strategy}", "ranks": ranks, "method": method, "flags": flags}
 
 
 CASES = [
-    case(method, strategy, 4)
+    case(method, strategy)
     for method in METHODS
     for strategy in UNDER[method]
     if not refusal(method=method, kind=strategy.partition("_")[0])
 ]
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """run(ranks, cases): their losses; a model that ties its two ends cannot train them apart from each other."""
-
-    def call(ranks, cases):
-        folder = tmp_path_factory.mktemp(f"ranks{ranks}")
-        runs.write_inputs(folder)
-        untied = folder / "untied"
-        untied.mkdir()
-        config = json.loads((folder / "model" / "config.json").read_text()) | {"tie_word_embeddings": False}
-        (untied / "config.json").write_text(json.dumps(config))
-        for one in cases:
-            one["flags"] = [str(untied) if word == "UNTIED" else word for word in one["flags"]]
-        return runs.run_cases(ranks, cases, folder)
-
-    return call
-
-
 BY_NAME = {case["name"]: case for case in CASES}
 
 
 @pytest.fixture(scope="module")
-def reference(run, asked_for):
-    methods = dict.fromkeys(BY_NAME[name]["method"] for name in sorted(asked_for("name")))
-    return run(1, [case(method, "single", 16) for method in methods])
-
-
-@pytest.fixture(scope="module")
-def results(run, asked_for):
-    return run(2, [case for name, case in BY_NAME.items() if name in asked_for("name")])
+def results(tmp_path_factory, asked_for):
+    """By name, also of the single process that each case is compared with. A model that ties its two ends cannot train them
+    apart from each other."""
+    folder = tmp_path_factory.mktemp("methods")
+    untied = folder / "untied"
+    untied.mkdir()
+    runs.write_inputs(folder)
+    config = json.loads((folder / "model" / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (untied / "config.json").write_text(json.dumps(config))
+    chosen = [BY_NAME[name] for name in sorted(asked_for("name"))]
+    cases = [*(case(one["method"], "single", 1) for one in chosen), *chosen]
+    named = [one | {"flags": [str(untied) if word == "UNTIED" else word for word in one["flags"]]} for one in cases]
+    return runs.run_each(named, folder)
 
 
 @pytest.mark.parametrize(
@@ -77,9 +60,8 @@ def results(run, asked_for):
         matrix=BY_NAME,
     ),
 )
-def test_method_under_a_strategy_equals_one_process(name, reference, results):
-    differences = parity.worst(results[name], reference[f"{BY_NAME[name]['method']}-single"])
-    assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
+def test_method_under_a_strategy_equals_one_process(name, results):
+    parity.assert_equal(results[name], results[f"{BY_NAME[name]['method']}-single"])
 
 
 REHEARSALS = {

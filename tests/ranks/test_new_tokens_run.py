@@ -43,7 +43,7 @@ def case(name, ranks=1):
     micro = runs.GLOBAL_BATCH // ranks * (2 if strategy in ("tensor", "pipeline") else 1)
     words = ["--max_steps", "4", "--optim", "sgd", "--per_device_train_batch_size", str(micro), *NEW, *KINDS[kind]]
     stops = {"stops": (2,)} if strategy == "stopped" else {}
-    return {"name": name, "model": "llama", "flags": [*words, *STRATEGIES.get(strategy, [])]} | stops
+    return {"name": name, "ranks": ranks, "model": "llama", "flags": [*words, *STRATEGIES.get(strategy, [])]} | stops
 
 
 @pytest.fixture(scope="module")
@@ -52,20 +52,16 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def reference(folder, asked_for):
-    kinds = sorted({name.partition("-")[0] for name in asked_for("name")})
-    return runs.run_cases(1, [case(f"{kind}-single") for kind in kinds], folder)
-
-
-@pytest.fixture(scope="module")
 def results(folder, asked_for):
-    return runs.run_cases(2, [case(name, 2) for name in sorted(asked_for("name"))], folder)
+    """By name, also of the single process that each case is compared with."""
+    names = sorted(asked_for("name"))
+    alone = [case(f"{name.partition('-')[0]}-single") for name in names]
+    return runs.run_each([*alone, *(case(name, 2) for name in names)], folder)
 
 
 @pytest.mark.parametrize("name", marks.cases(slow=("full-zero3", "rows-fsdp2", "rows-stopped"), matrix=CASES))
-def test_new_tokens_under_a_strategy_equal_one_process(name, reference, results):
-    differences = parity.worst(results[name], reference[f"{name.partition('-')[0]}-single"])
-    assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
+def test_new_tokens_under_a_strategy_equal_one_process(name, results):
+    parity.assert_equal(results[name], results[f"{name.partition('-')[0]}-single"])
 
 
 def loss_of(model, directory, output):

@@ -11,24 +11,9 @@ import pytest
 
 import train
 from brigade.errors import UserError
-from brigade.train.distributed import ranks
 from brigade.train.step import bad_steps
-from testing import marks, parity, runs
-from testing.nonfinite import (
-    BATCH,
-    BIASED,
-    MICRO,
-    MIXTURE,
-    ORDER,
-    POISONED,
-    STEP,
-    STEPS,
-    STRATEGIES,
-    inputs,
-    poison,
-    poisoned_steps,
-    run_group,
-)
+from testing import marks, nonfinite, parity, runs
+from testing.nonfinite import BATCH, MICRO, ORDER, POISONED, STEP, STEPS, STRATEGIES, poison, poisoned_steps
 
 SKIPPED = [
     f"{name} skip loss" for name in sorted(STRATEGIES, key=lambda name: name not in ("ddp", "zero2", "zero3", "fsdp2"))
@@ -39,8 +24,6 @@ GONE_BACK = [f"{name} rollback loss" for name in ("zero3", "fsdp2", "ddp", "zero
              for kind in ("ddp", "zero2", "zero3", "fsdp2")),
              "fsdp2+experts", "pipeline", "ddp+power_sgd", "zero1+bf16", "fsdp2+bf16")]  # fmt: skip
 SPIKES = [f"{name} stop spike" for name in ("ddp", "zero2", "zero3", "fsdp2", "pipeline")]
-
-
 SPIKE = {"spike": ("--loss_spike", "3")}
 
 
@@ -48,21 +31,14 @@ SPIKE = {"spike": ("--loss_spike", "3")}
 def results(tmp_path_factory, asked_for):
     """call(name): what a case left, and its output directory. A case is STRATEGY, POLICY, POISON with blanks between them."""
     folder = tmp_path_factory.mktemp("nonfinite")
-    shared = inputs(folder)
-    wanted = {"single skip nothing", *asked_for("case")}
     for size in (1, 2, 4):
-        cases = {
-            case: {
-                "flags": [*shared, *named, "--nonfinite", policy, *SPIKE.get(poison, ())],
-                "poison": poison,
-            }
-            for case in sorted(wanted)
-            for strategy, policy, poison in [case.split()]
-            for named in [[str(folder / word) if word in (MIXTURE, BIASED) else word for word in STRATEGIES[strategy]]]
-            if size == {"single": 1, "hsdp": 4}.get(strategy, 2)
-        }
+        cases = {}
+        for case in sorted({"single skip nothing", *asked_for("case")}):
+            strategy, policy, poison = case.split()
+            if size == {"single": 1, "hsdp": 4}.get(strategy, 2):
+                cases[case] = (strategy, poison, ["--nonfinite", policy, *SPIKE.get(poison, ())])
         if cases:
-            run_group(folder, cases, size)
+            nonfinite.run_group(folder, cases, size)
     return lambda case: (json.loads((folder / f"{case}.json").read_text()), folder / "outputs" / case)
 
 
@@ -89,9 +65,8 @@ def test_a_step_that_is_skipped_changes_no_bit_on_any_rank(case, results):
     reference, _ = results("single skip nothing")
     assert "+free" in case or found["rates"] == reference["rates"]  # the schedule goes on
     assert found["loss"].keys() == {str(step) for step in range(1, STEPS + 1)} - set(map(str, steps))
-    if (
-        case.split()[0] in parity.STRATEGIES
-    ):  # the losses of a run that computed no NaN, and whose optimizer did not see the step
+    if case.split()[0] in parity.STRATEGIES:
+        # The losses of a run that computed no NaN, and whose optimizer did not see the step.
         for step, loss in found["loss"].items():
             assert loss == pytest.approx(reference["loss"][step], rel=1e-5), step
     told = [line for line in found["said"].splitlines() if "it is left out" in line]
@@ -144,15 +119,10 @@ def test_a_rollback_gives_the_checkpoints_states_bit_for_bit(case, results):
 @pytest.mark.slow
 def test_a_rollback_to_a_checkpoint_that_two_ranks_wrote_on_four_ranks(tmp_path):
     """A restart on more hosts meets its bad step before it has saved a checkpoint of its own."""
-    shared = [*inputs(tmp_path), "--nonfinite", "rollback", "--eval_answers", "0"]
-    strategies = ("ddp", "zero2", "zero3", "fsdp2")
-    flags = {name: {"flags": [*shared, *STRATEGIES[name]], "poison": "loss"} for name in strategies}
-    run_group(
-        tmp_path,
-        {name: {"flags": [*case["flags"], "--max_steps", "2"], "poison": "nothing"} for name, case in flags.items()},
-        2,
-    )
-    run_group(tmp_path, flags, 4)
+    rollback, strategies = ["--nonfinite", "rollback"], ("ddp", "zero2", "zero3", "fsdp2")
+    first = {name: (name, "nothing", [*rollback, "--max_steps", "2"]) for name in strategies}
+    nonfinite.run_group(tmp_path, first, 2)
+    nonfinite.run_group(tmp_path, {name: (name, "loss", rollback) for name in strategies}, 4)
     for name in strategies:
         found = json.loads((tmp_path / f"{name}.json").read_text())
         for held in found["held"]:  # from step 2 on
@@ -164,24 +134,19 @@ def test_a_rollback_to_a_checkpoint_that_two_ranks_wrote_on_four_ranks(tmp_path)
 @pytest.mark.slow
 def test_padding_of_a_part_of_zero3_is_no_weight(tmp_path):
     """On ranks that do not divide the weights."""
-    run_group(tmp_path, {"padding": {"flags": [*inputs(tmp_path), *STRATEGIES["zero3"]], "poison": "padding"}}, 3)
+    nonfinite.run_group(tmp_path, {"padding": ("zero3", "padding", [])}, 3)
     found = json.loads((tmp_path / "padding.json").read_text())
     assert len(found["loss"]) == STEPS and (tmp_path / "outputs" / "padding" / "success.json").exists()
 
 
 # ---- one process ----------------------------------------------------------------------------------------------------
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def run(tmp_path, raises, monkeypatch):
     """call(kind, *flags): a run of the poisoned data in this process; raises what it ends with."""
     shared = runs.write_inputs(tmp_path)
     shared += (
         f"--max_steps {STEPS} --eval_steps null --eval_answers 0 --save_steps 2 --output_dir {tmp_path / 'run'}".split()
     )
-
-    def fail(error, *_):
-        raise error
-
-    monkeypatch.setattr(ranks, "fail", fail)  # it would end this process
     monkeypatch.setattr(bad_steps, "FEWEST", 3)
 
     def call(kind, *flags):

@@ -8,7 +8,9 @@ import pytest
 import yaml
 
 from testing import marks, runs
+from testing.command_line import as_flags
 from testing.ranks import run_ranks
+from testing.run_files import losses_of
 from testing.s3_server import BUCKET, objects, s3_server
 
 STRATEGIES = {
@@ -30,11 +32,6 @@ def flags(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
     few = ["--max_steps", "6", "--save_steps", "2", "--save_total_limit", "2", "--eval_answers", "0"]
     return [*runs.write_inputs(folder), *few, "--eval_steps", "6", "--report_page", "false"]
-
-
-def losses(output):
-    log = json.loads((output / "trainer_state.json").read_text())["log_history"]
-    return [entry["loss"] for entry in log if "loss" in entry]
 
 
 def train(monkeypatch, host, when, flags, code=0):
@@ -75,13 +72,11 @@ def test_a_cut_upload_is_not_taken_for_whole_and_an_empty_host_goes_on(strategy,
     again = train(monkeypatch, second, "never", flags)
     here = second / "s3" / BUCKET / folder
     assert "Downloading checkpoint-2" in again.stdout and f"Uploaded to {url}" in again.stdout
-    assert losses(here) == pytest.approx(losses(undisturbed), rel=1e-5)
+    assert losses_of(here) == pytest.approx(losses_of(undisturbed), rel=1e-5)
     assert whole(server, folder) == [4, 6]  # and save_total_limit has removed the second
     there = objects(server, folder)
-    assert {name.partition("/")[0] for name in there if name.startswith("checkpoint-")} == {
-        "checkpoint-4",
-        "checkpoint-6",
-    }
+    checkpoints = {name.partition("/")[0] for name in there if name.startswith("checkpoint-")}
+    assert checkpoints == {"checkpoint-4", "checkpoint-6"}
     for name in ("model.safetensors", "run.yaml", "events.jsonl", "trainer_state.json", "success.json"):
         assert there[name] == (here / name).stat().st_size or name == "events.jsonl"
     assert not [name for name in there if ".probe" in name or name.startswith(".")]
@@ -123,14 +118,9 @@ def test_data_lies_there_too(flags, server, tmp_path, monkeypatch):
             stream.write(content)
         names[key] = f"s3://{name}"
     monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
-    data = [
-        "--train_file",
-        names["train_file"].replace("train_file", "train_*"),
-        "--validation_file",
-        names["validation_file"],
-    ]
+    data = as_flags(**names | {"train_file": names["train_file"].replace("train_file", "train_*")})
     few = ["--max_steps", "2", "--eval_steps", "2"]
     train(monkeypatch, tmp_path, "never", [*flags, *few, "--output_dir", str(tmp_path / "local")])
     train(monkeypatch, tmp_path, "never", [*flags, *few, *data, "--output_dir", str(tmp_path / "remote")])
     prints = [yaml.safe_load((tmp_path / name / "run.yaml").read_text())["run"]["data"] for name in ("local", "remote")]
-    assert prints[0] == prints[1] and losses(tmp_path / "local") == losses(tmp_path / "remote")
+    assert prints[0] == prints[1] and losses_of(tmp_path / "local") == losses_of(tmp_path / "remote")

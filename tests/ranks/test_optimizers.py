@@ -7,17 +7,9 @@ of later gradients differ more than losses do. With Newton-Schulz in fp32 all ag
 import pytest
 
 from testing import marks, parity, runs
+from testing.command_line import as_flags
 
-MUON = [
-    "--optim",
-    "muon",
-    "--learning_rate",
-    "1e-3",
-    "--weight_decay",
-    "0.1",
-    "--learning_rates",
-    '{"embed_tokens|lm_head": 3e-3}',
-]
+MUON = as_flags(optim="muon", learning_rate="1e-3", weight_decay=0.1, learning_rates={"embed_tokens|lm_head": 3e-3})
 BY_RANKS = {
     2: ("ddp", "zero1", "zero2", "zero3", "fsdp2", "zero2_offload", "zero3_offload"),
     4: ("hsdp", "zero1", "zero3", "fsdp2"),
@@ -32,31 +24,34 @@ OTHERS = {
 }
 
 
-def case(name, of="", ranks=1, flags=()):
+def case(strategy, ranks=1, of=""):
+    """One process, whose strategy is "single", or a strategy on so many ranks."""
     micro = ["--per_device_train_batch_size", str(runs.GLOBAL_BATCH // ranks)]
     chosen = ["--optim", of, "--learning_rate", RATES[of]] if of in RATES else MUON
-    return {"name": name, "model": None if of in RATES else of or None, "flags": [*chosen, *flags, *micro]}
+    flags = [*chosen, *parity.STRATEGIES.get(strategy, []), *micro]
+    name = f"{strategy}-w{ranks}{f'+{of}' if of else ''}"
+    return {"name": name, "ranks": ranks, "of": of, "model": None if of in RATES else of, "flags": flags}
 
 
-CASES = {
-    f"{strategy}-w{ranks}{f'+{of}' if of else ''}": (strategy, ranks, of)
+CASES = [
+    case(strategy, ranks, of)
     for ranks, strategies in BY_RANKS.items()
     for strategy in strategies
     for of in ("", *OTHERS.get(strategy, ("qwen3_moe",)))
-}
+]
+BY_NAME = {case["name"]: case for case in CASES}
+
+
+def alone(name):
+    return case("single", of=BY_NAME[name]["of"])
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory, asked_for):
-    names = asked_for("name")
-    needed = sorted({CASES[name][2] for name in names})
-    found = runs.run_cases(1, [case(f"single+{of}", of) for of in needed], tmp_path_factory.mktemp("reference"))
-    for ranks in BY_RANKS:
-        chosen = {name: of for name, of in CASES.items() if name in names and of[1] == ranks}
-        if chosen:
-            todo = [case(name, of, ranks, parity.STRATEGIES[kind]) for name, (kind, _, of) in chosen.items()]
-            found |= runs.run_cases(ranks, todo, tmp_path_factory.mktemp(f"ranks{ranks}"))
-    return found
+    """By name, also of the single process that each case is compared with."""
+    names = sorted(asked_for("name"))
+    cases = [*map(alone, names), *(BY_NAME[name] for name in names)]
+    return runs.run_each(cases, tmp_path_factory.mktemp("results"))
 
 
 @pytest.mark.parametrize(
@@ -75,11 +70,12 @@ def results(tmp_path_factory, asked_for):
             "zero3-w2+paged_adamw_32bit",
             "zero3-w2+schedule_free_adamw",
         ],
-        matrix=CASES,
+        matrix=BY_NAME,
     ),
 )
 def test_losses_are_those_of_one_process(name, results):
-    differences = parity.worst(results[name], reference := results[f"single+{CASES[name][2]}"])
+    reference = results[alone(name)["name"]]
+    differences = parity.worst(results[name], reference)
     assert reference["loss"][-1] < 0.97 * reference["loss"][0]
     assert differences["loss"] <= parity.TOLERANCE and differences["eval_loss"] <= parity.TOLERANCE, differences
     assert differences["grad_norm"] <= 100 * parity.TOLERANCE, differences

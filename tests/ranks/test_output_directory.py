@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from pathlib import Path
 
 import pytest
@@ -25,15 +24,17 @@ from testing.train_command import (
     chats,
     launched,
     marked,
+    nothing_left,
     ranks_part,
-    surviving,
     train,
 )
+
+SHORT = [*GOOD, *as_flags(global_batch_size=2, eval_steps=None, report_to=[])]
 
 
 def test_a_finished_run_says_so_and_a_directory_belongs_to_one_run(folder, main, told, capfd):
     """The life of an output directory: a run, the same again, another one, --fresh, other data."""
-    flags = [*GOOD, *as_flags(global_batch_size=2, eval_steps=None, save_steps=1, report_to=[])]
+    flags = [*SHORT, "--save_steps", "1"]
     run = folder / "run"
     assert main([*flags, "--max_steps", "1", "--output_dir", str(run)]).state.global_step == 1
     assert (run / "success.json").exists()
@@ -68,18 +69,13 @@ def test_a_finished_run_says_so_and_a_directory_belongs_to_one_run(folder, main,
 
 def stopped(launcher: str, number: int, folder: Path, *flags: str) -> Ended:
     """How train.py ends on a signal after its third step: Ctrl-C reaches all processes of a terminal, SIGTERM the first."""
-    mark, out, err = uuid.uuid4().hex, folder / "out.txt", folder / "err.txt"
-    environment = os.environ | {"BRIGADE_TEST_MARK": mark, "OMP_NUM_THREADS": "1"}
-    with out.open("w") as stdout, err.open("w") as stderr:
+    out, err = folder / "out.txt", folder / "err.txt"
+    command = [*launched(launcher), str(REPOSITORY / "train.py"), *flags]
+    with nothing_left(patience=10) as mark, out.open("w") as stdout, err.open("w") as stderr:
+        environment = os.environ | {"BRIGADE_TEST_MARK": mark, "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(
-            [*launched(launcher), str(REPOSITORY / "train.py"), *flags],
-            cwd=folder,
-            env=environment,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,
+            command, cwd=folder, env=environment, stdout=stdout, stderr=stderr, start_new_session=True
         )
-    try:
         deadline = time.monotonic() + 200
         while "\nstep 3/" not in out.read_text():
             assert time.monotonic() < deadline and process.poll() is None, err.read_text()
@@ -87,10 +83,6 @@ def stopped(launcher: str, number: int, folder: Path, *flags: str) -> Ended:
         for each in marked(mark) if number == signal.SIGINT else [process]:
             each.send_signal(number)
         code, at = process.wait(timeout=60), time.time()
-        assert not surviving(mark, patience=10)
-    finally:
-        for survivor in marked(mark):
-            survivor.kill()
     return Ended(code, out.read_bytes().decode(), err.read_bytes().decode(), ranks_part(err.read_text()), 0, at)
 
 
@@ -98,20 +90,8 @@ def stopped(launcher: str, number: int, folder: Path, *flags: str) -> Ended:
 @pytest.mark.parametrize("launcher, number", [("python", signal.SIGINT), ("torchrun", signal.SIGTERM)])
 def test_a_run_that_is_stopped_says_where_it_stands_and_how_to_go_on(launcher, number, folder):
     """And while it trains, its log is one of plain lines with the times that a terminal's bar would show."""
-    flags = [
-        *GOOD,
-        *as_flags(
-            global_batch_size=2,
-            max_steps=100000,
-            eval_steps=None,
-            save_steps=2,
-            logging_steps=1,
-            report_to=[],
-            dataloader_num_workers=2,
-            output_dir="run",
-        ),
-        "--fresh",
-    ]
+    often = as_flags(max_steps=100000, save_steps=2, logging_steps=1, dataloader_num_workers=2, output_dir="run")
+    flags = [*SHORT, *often, "--fresh"]
     if launcher == "python":  # a stream has one more process that reads data
         flags += ["--streaming", "--validation_file", str(chats(folder / "held_out.jsonl", 5))]
     ended = stopped(launcher, number, folder, *flags)
@@ -124,9 +104,8 @@ def test_a_run_that_is_stopped_says_where_it_stands_and_how_to_go_on(launcher, n
         rf"Stopped by {by} at step (\d+) of 100000\. The same command without --fresh continues from run/checkpoint-\1\.",
         told[-1],
     ), ended.stderr
-    assert json.loads((folder / "run/stopped.json").read_text())["checkpoint"] == told[-1].rpartition("/")[2].rstrip(
-        "."
-    )
+    stopped_at = json.loads((folder / "run/stopped.json").read_text())["checkpoint"]
+    assert stopped_at == told[-1].rpartition("/")[2].rstrip(".")
     assert ended.code == (-number if launcher == "python" else 1), ended.stderr
     assert ended.stderr.count("Stopped by") == ended.stderr.count("Traceback") + (launcher == "python") == 1
     assert "\r" not in ended.stdout + ended.stderr
@@ -142,18 +121,7 @@ def test_a_disk_that_fills_while_a_checkpoint_is_saved_leaves_the_one_before(fol
 
     import brigade.train.distributed.ranks
 
-    flags = [
-        *GOOD,
-        *as_flags(
-            global_batch_size=2,
-            max_steps=3,
-            eval_steps=None,
-            save_steps=1,
-            save_total_limit=1,
-            report_to=[],
-            output_dir=str(folder / "run"),
-        ),
-    ]
+    flags = [*SHORT, *as_flags(max_steps=3, save_steps=1, save_total_limit=1, output_dir=str(folder / "run"))]
     save, optimizers = torch.save, itertools.count(1)
 
     def save_on_a_disk_that_fills(what, file, **how):
@@ -184,17 +152,13 @@ class StopsAtOnce(TrainerCallback):
 @pytest.mark.slow
 def test_ranks_end_with_their_launcher_and_one_run_has_a_directory(folder, main, told):
     """torchrun is killed: its ranks, of which it is not told, must not train on beside the rerun."""
-    flags = [*GOOD, *as_flags(global_batch_size=2, max_steps=100000, eval_steps=None, save_steps=10, report_to=[])]
-    run, mark = folder / "run", uuid.uuid4().hex
-    environment = os.environ | {"BRIGADE_TEST_MARK": mark, "OMP_NUM_THREADS": "1"}
-    launcher = subprocess.Popen(
-        [*launched("torchrun"), str(REPOSITORY / "train.py"), *flags, "--output_dir", str(run)],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
+    flags = [*SHORT, *as_flags(max_steps=100000, save_steps=10)]
+    run = folder / "run"
+    command = [*launched("torchrun"), str(REPOSITORY / "train.py"), *flags, "--output_dir", str(run)]
+    with nothing_left(patience=10) as mark:
+        environment = os.environ | {"BRIGADE_TEST_MARK": mark, "OMP_NUM_THREADS": "1"}
+        null = subprocess.DEVNULL
+        launcher = subprocess.Popen(command, cwd=folder, env=environment, stdout=null, stderr=null)
         deadline = time.monotonic() + 200
         while not (run / "checkpoint-10" / "brigade.json").exists() and not list(run.glob("checkpoint-??0")):
             assert time.monotonic() < deadline and launcher.poll() is None
@@ -206,10 +170,6 @@ def test_ranks_end_with_their_launcher_and_one_run_has_a_directory(folder, main,
             assert f"another run is using it: process {pid} on {HOST}" in message and "another --output_dir" in message
         launcher.kill()
         launcher.wait()
-        assert not surviving(mark, patience=10)
-    finally:
-        for survivor in marked(mark):
-            survivor.kill()
     trainer = main([*flags, "--output_dir", str(run)], callbacks=(StopsAtOnce(),))
     assert trainer.state.global_step > 10 and (run / "success.json").exists()
     assert not (run / ".owner").exists() and not (folder / "run.old-1").exists()

@@ -10,7 +10,7 @@ import pytest
 
 import train
 from brigade.train.data import builtin, collate
-from testing import axes_pipeline, marks, parity, runs
+from testing import axes_pipeline, marks, parity, run_files, runs
 
 CHATS = 24
 SHARED = [
@@ -59,8 +59,7 @@ def run(inputs, tmp_path_factory):
         output = tmp_path_factory.mktemp("runs") / "run"
         trainer = train.main([*inputs, *flags, "--output_dir", str(output)])
         rows = trainer.train_dataset
-        history = trainer.state.log_history
-        found = {key: [entry[key] for entry in history if key in entry] for key in ("loss", "grad_norm", "eval_loss")}
+        found = run_files.figures(trainer.state.log_history)
         runs.forget(trainer)
         return found, rows
 

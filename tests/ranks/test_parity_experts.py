@@ -15,30 +15,21 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def wanted(asked_for):
+def results(folder, asked_for):
+    """By name, also of the single process that each case is compared with."""
     names = asked_for("name")
-    return {name: case for name, case in ALL.items() if name in names or (DAMAGED in names and case == CHEAPEST)}
-
-
-@pytest.fixture(scope="module")
-def reference(folder, wanted):
-    pairs = dict.fromkeys((model, method) for model, method, *_ in wanted.values())
+    chosen = [ALL[name] for name in ALL if name in names] + [CHEAPEST] * (DAMAGED in names)
+    pairs = dict.fromkeys((model, method) for model, method, *_ in chosen)
     pairs |= dict.fromkeys((model, "full") for model, method in pairs if method == "router bias")
-    cases = {pair: axes_experts.reference_of(*pair) for pair in pairs}
-    found = runs.run_cases(1, list(cases.values()), folder)
-    return {pair: found[case["name"]] for pair, case in cases.items()}
+    cases = [axes_experts.reference_of(*pair) for pair in pairs]
+    cases += [axes_experts.case(*case) for case in chosen]
+    if DAMAGED in names:
+        cases.append(axes_experts.case(*CHEAPEST) | {"name": DAMAGED, "damage": True})
+    return runs.run_each(cases, folder)
 
 
-@pytest.fixture(scope="module")
-def results(folder, wanted, asked_for):
-    found = {}
-    for ranks in (2, 4):
-        cases = [axes_experts.case(*case) for case in wanted.values() if case[2] == ranks]
-        if ranks == 2 and DAMAGED in asked_for("name"):
-            cases.append(axes_experts.case(*CHEAPEST) | {"name": DAMAGED, "damage": True})
-        if cases:
-            found |= runs.run_cases(ranks, cases, folder)
-    return found
+def alone(results, model, method):
+    return results[axes_experts.reference_of(model, method)["name"]]
 
 
 @pytest.mark.parametrize(
@@ -73,12 +64,11 @@ def results(folder, wanted, asked_for):
         matrix=ALL,
     ),
 )
-def test_experts_over_ranks_equal_one_process(name, folder, reference, results):
+def test_experts_over_ranks_equal_one_process(name, folder, results):
     model, method, *_ = ALL[name]
-    of = reference[model, method]
+    of = alone(results, model, method)
     assert of["loss"][-1] < 0.99 * of["loss"][0]
-    differences = parity.worst(results[name], of)
-    assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
+    parity.assert_equal(results[name], of)
     # A token may stand between two experts.
     assert results[name]["expert_balance"] == pytest.approx(of["expert_balance"], rel=1e-6)
     if method.startswith("router bias"):
@@ -88,10 +78,10 @@ def test_experts_over_ranks_equal_one_process(name, folder, reference, results):
         )
         assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in theirs)
     if method == "router bias":  # without its update, losses are others
-        assert parity.worst(reference[model, "full"], of)["loss"] > 20 * parity.TOLERANCE
+        assert parity.worst(alone(results, model, "full"), of)["loss"] > 20 * parity.TOLERANCE
 
 
 @pytest.mark.cases(name=DAMAGED)
-def test_a_one_percent_error_in_one_ranks_gradient_is_caught(reference, results):
-    differences = parity.worst(results[DAMAGED], reference[CHEAPEST[:2]])
+def test_a_one_percent_error_in_one_ranks_gradient_is_caught(results):
+    differences = parity.worst(results[DAMAGED], alone(results, *CHEAPEST[:2]))
     assert differences["grad_norm"] > 100 * parity.TOLERANCE

@@ -66,12 +66,6 @@ ADAPTED_MATRIX = [
 ] + [Case("qwen3_vl", "ddp", 2, SMALL), Case("qwen3_vl", "zero2", 2, SMALL), Case("internvl", "ddp", 2, EVERYWHERE)]
 
 
-def tiers(quick, slow, matrix):
-    """Cases by their names, which are the tests' ids."""
-    names = [dict.fromkeys(map(str, each)) for each in (quick, slow, matrix)]
-    return marks.cases(*names[0], slow=[name for name in names[1] if name not in names[0]], matrix=names[2])
-
-
 BY_NAME = {str(case): case for case in QUICK + SLOW + MATRIX + ADAPTED + ADAPTED_MATRIX}
 
 
@@ -103,7 +97,7 @@ def plain(folder, logs):
     return lambda case: call(case.model, images.loop_of(case))
 
 
-@pytest.mark.parametrize("name", tiers(QUICK, SLOW, MATRIX))
+@pytest.mark.parametrize("name", marks.named(QUICK, SLOW, MATRIX))
 def test_each_step_is_that_of_one_sample_at_a_time(name, logs, plain):
     case = BY_NAME[name]
     history, loss = plain(case)
@@ -113,7 +107,7 @@ def test_each_step_is_that_of_one_sample_at_a_time(name, logs, plain):
     assert abs(history[-1]["loss"] - history[0]["loss"]) > 0.02 * history[0]["loss"], "the loss hardly moves"
 
 
-@pytest.mark.parametrize("adapted", tiers([], ADAPTED, ADAPTED_MATRIX))
+@pytest.mark.parametrize("adapted", marks.named([], ADAPTED, ADAPTED_MATRIX))
 def test_adapters_and_adamw_give_the_losses_of_one_process(adapted, logs):
     case = BY_NAME[adapted]
     history = [entry for entry in logs[alone(case)] if "loss" in entry]

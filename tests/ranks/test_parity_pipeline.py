@@ -6,7 +6,7 @@ import json
 import pytest
 from safetensors import safe_open
 
-from testing import axes_pipeline, marks, parity, resume, runs
+from testing import axes_pipeline, marks, parity, resume, run_files, runs
 from testing.axes_pipeline import SCHEDULES, ddp, zero1
 
 # name -> (kind, strategy, stages, ranks, accumulation, what its config says of the schedule)
@@ -37,25 +37,13 @@ def results(folder, asked_for):
     names = asked_for("name")
     chosen = {name: CASES[name] for name in CASES if name in names}
     kinds = dict.fromkeys(["tied", *(kind for kind, *_ in chosen.values())])
-    found = runs.run_cases(1, [axes_pipeline.reference(kind, folder) for kind in kinds], folder)
-    for size in (2, 4, 8):
-        todo = [
-            axes_pipeline.case(
-                name,
-                kind,
-                strategy(folder, stages, **more),
-                size // stages // more.get("tensor", 1),
-                accumulation,
-                folder,
-            )
-            for name, (kind, strategy, stages, ranks, accumulation, more) in chosen.items()
-            if ranks == size
-        ]
-        if size == 4 and "damaged" in names:
-            todo.append(axes_pipeline.case("damaged", "tied", ddp(folder, 2), 2, 2, folder, damage=True))
-        if todo:
-            found |= runs.run_cases(size, todo, folder)
-    return found
+    cases = [axes_pipeline.reference(kind, folder) for kind in kinds]
+    for name, (kind, strategy, stages, ranks, accumulation, more) in chosen.items():
+        flags, data = strategy(folder, stages, **more), ranks // stages // more.get("tensor", 1)
+        cases.append(axes_pipeline.case(name, kind, flags, data, accumulation, folder, ranks=ranks))
+    if "damaged" in names:
+        cases.append(axes_pipeline.case("damaged", "tied", ddp(folder, 2), 2, 2, folder, ranks=4, damage=True))
+    return runs.run_each(cases, folder)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +61,7 @@ def test_a_pipeline_equals_one_process(name, results, folder):
     kind = CASES[name][0]
     learns = 0.99 if "--use_peft" in axes_pipeline.KINDS[kind][0] else 0.95
     assert results[kind]["loss"][-1] < learns * results[kind]["loss"][0]
-    differences = parity.worst(results[name], results[kind])
-    assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
+    parity.assert_equal(results[name], results[kind])
     whole, ours = (next((folder / "outputs" / each).glob("*model.safetensors")) for each in (kind, name))
     with safe_open(whole, "pt") as one, safe_open(ours, "pt") as other:  # as one process lays it out
         assert list(one.keys()) == list(other.keys()) and one.metadata() == other.metadata()
@@ -87,8 +74,7 @@ def test_a_pipeline_equals_one_process(name, results, folder):
 @pytest.mark.slow
 @pytest.mark.cases(name="damaged")
 def test_a_one_percent_error_in_one_ranks_gradient_is_caught(results):
-    differences = parity.worst(results["damaged"], results["tied"])
-    assert differences["grad_norm"] > 100 * parity.TOLERANCE and differences["loss"] > 3 * parity.TOLERANCE
+    parity.assert_damage_shows(results["damaged"], results["tied"])
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
@@ -126,8 +112,7 @@ def resumed(folder):
 @pytest.mark.parametrize("name", ["zero1", "tensor"])
 def test_a_pipeline_that_died_twice_goes_on_bit_for_bit(name, resumed, folder):
     assert resumed[f"{name}, stopped"] == resumed[name]
-    models = [folder / "outputs" / each / "model.safetensors" for each in (name, f"{name}, stopped")]
-    assert models[0].read_bytes() == models[1].read_bytes()
+    run_files.assert_same_models(folder, name, f"{name}, stopped")
 
 
 @pytest.mark.slow

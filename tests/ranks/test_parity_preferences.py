@@ -78,12 +78,6 @@ ADAPTED_MATRIX = [
 ]  # fmt: skip
 
 
-def tiers(quick, slow, matrix):
-    """Cases by their names, which are the tests' ids."""
-    names = [dict.fromkeys(map(str, each)) for each in (quick, slow, matrix)]
-    return marks.cases(*names[0], slow=[name for name in names[1] if name not in names[0]], matrix=names[2])
-
-
 BY_NAME = {str(case): case for case in QUICK + SLOW + MATRIX + ADAPTED + ADAPTED_MATRIX}
 HALF = Case("sigmoid", "fsdp2", 2, "bf16")
 
@@ -124,7 +118,7 @@ def against(case):
     )
 
 
-@pytest.mark.parametrize("name", tiers(QUICK, SLOW, MATRIX))
+@pytest.mark.parametrize("name", marks.named(QUICK, SLOW, MATRIX))
 def test_each_step_is_that_of_a_plain_loop(name, logs, plain, folder):
     case = BY_NAME[name]
     differences = preferences.worst(preferences.steps_of(logs[case]), plain(case))
@@ -136,7 +130,7 @@ def test_each_step_is_that_of_a_plain_loop(name, logs, plain, folder):
     assert preferences.is_equal(differences), differences
 
 
-@pytest.mark.parametrize("adapted", tiers([], ADAPTED, ADAPTED_MATRIX))
+@pytest.mark.parametrize("adapted", marks.named([], ADAPTED, ADAPTED_MATRIX))
 def test_adapters_give_the_losses_of_one_process(adapted, logs, folder):
     case = BY_NAME[adapted]
     reference = logs[against(case)]

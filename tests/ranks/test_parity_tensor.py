@@ -1,12 +1,8 @@
 """Tensor parallelism prints the losses, gradient norms and held-out losses of a single process, and saves its model."""
 
-import json
-
 import pytest
-import torch
-from safetensors.torch import load_file
 
-from testing import axes, marks, parity, runs
+from testing import axes, marks, parity, run_files, runs
 
 PLAIN = {(strategy, ranks, k) for strategy in axes.STRATEGIES for ranks, k in ((2, 1), (2, 2), (4, 1), (4, 2), (4, 4))}
 VARIED = (
@@ -38,26 +34,16 @@ def variant(name):
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return {ranks: tmp_path_factory.mktemp(f"ranks{ranks}") for ranks in (1, 2, 4)}
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("tensor")
 
 
 @pytest.fixture(scope="module")
-def reference(folders, asked_for):
-    wanted = {variant(name) for name in asked_for("name")}
-    return runs.run_cases(1, [axes.reference(of) for of in sorted(wanted - {"damaged"} | {""})], folders[1])
-
-
-@pytest.fixture(scope="module")
-def results(folders, asked_for):
-    names, found = asked_for("name"), {}
-    for ranks in (2, 4):
-        known = [case for name, case in (CASES | {"damaged": DAMAGED}).items() if name in names]
-        todo = [case for case in known if case["name"] == "damaged" or f"-w{ranks}-" in case["name"]]
-        todo = [case for case in todo if ranks == 2 or case["name"] != "damaged"]
-        if todo:
-            found |= runs.run_cases(ranks, todo, folders[ranks])
-    return found
+def results(folder, asked_for):
+    """By name, also of the single process that each case is compared with."""
+    names = asked_for("name")
+    alone = [axes.reference(of) for of in sorted({variant(name) for name in names} | {""})]
+    return runs.run_each([*alone, *((CASES | {"damaged": DAMAGED})[name] for name in sorted(names))], folder)
 
 
 @pytest.mark.parametrize(
@@ -75,29 +61,17 @@ def results(folders, asked_for):
         matrix=CASES,
     ),
 )
-def test_tensor_parallelism_equals_one_process(name, reference, results, folders):
-    known = reference[f"single+{variant(name)}"]
-    differences = parity.worst(results[name], known)
-    assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
+def test_tensor_parallelism_equals_one_process(name, results, folder):
+    known = results[f"single+{variant(name)}"]
+    parity.assert_equal(results[name], known)
     assert known["loss"][-1] < 0.99 * known["loss"][0]
-    ranks = 2 if "-w2-" in name else 4
-    ours, theirs = (
-        load_file(next((folders[of] / "outputs" / run).glob("*model.safetensors")))
-        for of, run in ((ranks, name), (1, f"single+{variant(name)}"))
-    )
-    assert {key: (value.shape, value.dtype) for key, value in ours.items()} == {
-        key: (value.shape, value.dtype) for key, value in theirs.items()
-    }
-    for key, value in ours.items():
-        torch.testing.assert_close(value, theirs[key], rtol=1e-3, atol=1e-5)
+    run_files.assert_close_models(folder, name, f"single+{variant(name)}")
 
 
 @pytest.mark.cases(name="damaged")
 @pytest.mark.slow
-def test_a_one_percent_error_in_one_ranks_gradient_is_caught(reference, results):
-    differences = parity.worst(results["damaged"], reference["single+"])
-    assert differences["grad_norm"] > 100 * parity.TOLERANCE
-    assert differences["loss"] > 3 * parity.TOLERANCE
+def test_a_one_percent_error_in_one_ranks_gradient_is_caught(results):
+    parity.assert_damage_shows(results["damaged"], results["single+"])
 
 
 @pytest.mark.slow
@@ -108,11 +82,9 @@ def test_answers_are_those_of_one_process(tmp_path_factory):
         folder = tmp_path_factory.mktemp(f"answers{ranks}")
         shared = runs.write_inputs(folder)
         few = ["--eval_answers", "3", "--max_steps", "4", "--eval_steps", "4"]
+        whole = [runs.prepared(case | {"flags": [*case["flags"], *few]}, folder, shared) for case in cases]
+        runs.run_well(ranks, whole, folder, 600, longest_answer=6)
         for case in cases:
-            case["flags"] = [*shared, *case["flags"], *few, "--output_dir", str(folder / "outputs" / case["name"])]
-        found, done = runs.run_all(ranks, cases, folder, 600, longest_answer=6)
-        assert len(found) == len(cases), done.stderr[-2000:]
-        for case in cases:
-            lines = (folder / "outputs" / case["name"] / "answers.jsonl").read_text().splitlines()
-            given[case["name"]] = [json.loads(line)["answer"] for line in lines]
+            answers = run_files.answers(folder / "outputs" / case["name"])
+            given[case["name"]] = [answer["answer"] for answer in answers]
     assert len(given) == 1 + len(axes.STRATEGIES) and len(set(map(str, given.values()))) == 1

@@ -9,13 +9,12 @@ from testing.ranks import REPOSITORY
 TERMS = ["--label_smoothing_factor", "0.1", "--z_loss_coef", "0.001", "--optim", "sgd", "--learning_rate", "0.6"]
 NOISE = ["--neftune_noise_alpha", "5", "--optim", "sgd", "--learning_rate", "0.6"]
 OWN = ["--token_loss", str(REPOSITORY / "docs/examples/dft.py:loss"), "--optim", "sgd", "--learning_rate", "0.6"]
-OTHERS = ["zero3", "tensor", "sequence", "pipeline"]
 PLAIN = ["--optim", "sgd", "--learning_rate", "0.6"]
 
 
 def case(name, ranks=2, *flags, terms=TERMS):
     micro = runs.GLOBAL_BATCH if ranks == 1 else runs.GLOBAL_BATCH // 4  # two micro-batches a step
-    return {"name": name, "flags": [*flags, *terms, "--per_device_train_batch_size", str(micro)]}
+    return {"name": name, "ranks": ranks, "flags": [*flags, *terms, "--per_device_train_batch_size", str(micro)]}
 
 
 ONE = [
@@ -25,35 +24,33 @@ ONE = [
     case("noise", 1, terms=NOISE),
     case("noise again", 1, terms=NOISE),
 ]
+WAYS = {
+    **{name: parity.STRATEGIES[name] for name in ("ddp", "zero1", "zero2", "zero3", "fsdp2")},
+    "tiled": [*parity.STRATEGIES["fsdp2"], "--tiled_loss", "24"],
+    "tensor": axes.flags(Axes(tensor=2), "fsdp2"),
+    "sequence": axes.flags(Axes(sequence=2), "zero3"),
+    "pipeline": axes.flags(Axes(stages=2), "ddp"),
+}
+OF_OWN = {f"own {name}": WAYS[name] for name in ("fsdp2", "tensor", "sequence", "pipeline")}
+OF_OWN |= {"own zero3": [*WAYS["zero3"], "--tiled_loss", "24"]}
+NOISY = {f"noise {name}": WAYS[name] for name in ("zero3", "fsdp2")}
 TWO = {
-    each["name"]: each
-    for each in [
-        *(case(name, 2, *parity.STRATEGIES[name]) for name in ("ddp", "zero1", "zero2", "zero3", "fsdp2")),
-        case("tiled", 2, *parity.STRATEGIES["fsdp2"], "--tiled_loss", "24"),
-        case("tensor", 2, *axes.flags(Axes(tensor=2), "fsdp2")),
-        case("sequence", 2, *axes.flags(Axes(sequence=2), "zero3")),
-        case("pipeline", 2, *axes.flags(Axes(stages=2), "ddp")),
-        case("own fsdp2", 2, *parity.STRATEGIES["fsdp2"], terms=OWN),
-        case("own zero3", 2, *parity.STRATEGIES["zero3"], "--tiled_loss", "24", terms=OWN),
-        case("own tensor", 2, *axes.flags(Axes(tensor=2), "fsdp2"), terms=OWN),
-        case("own sequence", 2, *axes.flags(Axes(sequence=2), "zero3"), terms=OWN),
-        case("own pipeline", 2, *axes.flags(Axes(stages=2), "ddp"), terms=OWN),
-        case("noise zero3", 2, *parity.STRATEGIES["zero3"], terms=NOISE),
-        case("noise fsdp2", 2, *parity.STRATEGIES["fsdp2"], terms=NOISE),
-    ]
+    name: case(name, 2, *flags, terms=terms)
+    for ways, terms in ((WAYS, TERMS), (OF_OWN, OWN), (NOISY, NOISE))
+    for name, flags in ways.items()
 }
 
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
-    return runs.run_cases(1, ONE, tmp_path_factory.mktemp("one"))
+    return runs.run_each(ONE, tmp_path_factory.mktemp("one"))
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory, asked_for):
     names = asked_for("name")
     wanted = [case for name, case in TWO.items() if name in names or name.partition(" ")[0] in names]
-    return runs.run_cases(2, wanted, tmp_path_factory.mktemp("two"))
+    return runs.run_each(wanted, tmp_path_factory.mktemp("two"))
 
 
 @pytest.mark.parametrize(
@@ -61,16 +58,12 @@ def two(tmp_path_factory, asked_for):
     marks.cases("fsdp2", slow=["zero3", "sequence", "pipeline"], matrix=["ddp", "zero1", "zero2", "tiled", "tensor"]),
 )
 def test_the_terms_are_those_of_one_process(name, one, two):
-    differences = parity.worst(two[name], one["one"])
-    assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
+    parity.assert_equal(two[name], one["one"])
 
 
-@pytest.mark.parametrize(
-    "name", marks.cases("own fsdp2", slow=["own tensor"], matrix=[f"own {name}" for name in OTHERS])
-)
+@pytest.mark.parametrize("name", marks.cases("own fsdp2", slow=["own tensor"], matrix=OF_OWN))
 def test_a_function_of_ones_own_is_that_of_one_process(name, one, two):
-    differences = parity.worst(two[name], one["own"])
-    assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
+    parity.assert_equal(two[name], one["own"])
     assert one["own"]["loss"][0] < 0.1 < one["plain"]["loss"][0]  # of targets that are as probable as any other token
     assert one["own"]["eval_loss"][0] == one["plain"]["eval_loss"][0]
 

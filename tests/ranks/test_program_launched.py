@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from testing import runs
+from testing import marks, runs
 from testing.ranks import REPOSITORY
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+# What the others are started with: tests/unit/test_program.py. That deepspeed then trains: tests/cluster/test_launch.py.
+@pytest.mark.parametrize("launcher", marks.cases(slow=["torchrun"], matrix=["deepspeed"]))
 def test_launch_starts_a_program_with_a_callback_on_all_ranks(tmp_path, launcher):
     example = (REPOSITORY / "docs/examples/stop_at_loss.py").read_text()
     (tmp_path / "own.py").write_text(example.replace("StopAtLoss(2.0)", "StopAtLoss(99.0)"))

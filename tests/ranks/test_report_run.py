@@ -11,6 +11,9 @@ from brigade.train.distributed.process import this_process
 from brigade.train.recipe.files import read_yaml
 from brigade.train.run import page
 from testing import runs
+from testing.command_line import as_flags
+
+pytestmark = pytest.mark.usefixtures("no_launcher")
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +35,6 @@ def begun(monkeypatch):
     return found
 
 
-@pytest.fixture(autouse=True)
-def environment(monkeypatch):
-    for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.setenv(key, "")
-        monkeypatch.delenv(key)
-
-
 def test_a_run_has_a_page_that_says_what_it_recorded(flags, tmp_path, begun, capsys):
     output = tmp_path / "run"
     train.main([*flags, "--profile", "{start: 3, steps: 1}", "--output_dir", str(output)])
@@ -48,15 +44,8 @@ def test_a_run_has_a_page_that_says_what_it_recorded(flags, tmp_path, begun, cap
     assert 'class="verdict succeeded"' in text and "Content-Security-Policy" in text
     (record,) = records.read_records([output])
     last = record.steps[-1]
-    for key in (
-        "grad_norm",
-        "learning_rate",
-        "tokens_per_second_per_gpu",
-        "seconds_forward",
-        "seconds_backward",
-        "tokens",
-    ):
-        assert last[key] > 0, key
+    kept = "grad_norm learning_rate tokens_per_second_per_gpu seconds_forward seconds_backward tokens"
+    assert all(last[key] > 0 for key in kept.split()), last
     parts = [last[f"seconds_{part}"] for part in ("data", "forward", "backward", "optimizer")]
     assert sum(parts) == pytest.approx(last["step_time"], rel=0.5)
     assert record.checkpoints == [3, 6] and not record.notes
@@ -68,9 +57,7 @@ def test_a_run_has_a_page_that_says_what_it_recorded(flags, tmp_path, begun, cap
 
 def test_memory_is_measured_by_part(flags, tmp_path):
     output = tmp_path / "run"
-    train.main(
-        [*flags, "--max_steps", "10", "--save_steps", "null", "--report_page", "false", "--output_dir", str(output)]
-    )
+    train.main([*flags, *as_flags(max_steps=10, save_steps=None, report_page=False, output_dir=str(output))])
     parts = read_yaml(output / "run.yaml")["run"]["prediction"]["measured"]["parts"]
     assert parts["weights"] == parts["gradients"] == pytest.approx(parts["optimizer"] / 2, rel=0.01)
     assert parts["peak"] > sum(parts[name] for name in ("weights", "gradients", "optimizer"))

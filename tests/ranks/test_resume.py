@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from testing import marks, resume, runs
+from testing import marks, resume, run_files, runs
 from testing.resume import Resume, Side
 
 RESHARDED = [
@@ -31,17 +31,14 @@ BY_NAME = {case.name: case for case in [*RESHARDED, *resume.DIVIDED]}
 
 
 @pytest.fixture(scope="module")
-def exact(tmp_path_factory, asked_for):
-    """Undisturbed and stopped runs, one group of ranks for all that two ranks can do."""
-    names, found = asked_for("name"), {}
-    # DeepSpeed keeps a tensor group for whoever comes next in its process, so these have processes of their own.
-    divided = {name for name in resume.EXACT if "_tp2" in name}
-    for ranks, possible in ((4, {"hsdp"}), (2, divided), (2, resume.EXACT.keys() - divided - {"hsdp"})):
-        if cases := [case for name in sorted(names & possible) for case in resume.exact(name)]:
-            folder = tmp_path_factory.mktemp(f"exact{ranks}")
-            for name, result in runs.run_cases(ranks, cases, folder).items():
-                found[name] = result | {"model": folder / "outputs" / name}
-    return found
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("exact")
+
+
+@pytest.fixture(scope="module")
+def exact(folder, asked_for):
+    """Undisturbed and stopped runs."""
+    return runs.run_each([case for name in sorted(asked_for("name")) for case in resume.exact(name)], folder)
 
 
 @pytest.mark.parametrize(
@@ -60,14 +57,9 @@ def exact(tmp_path_factory, asked_for):
         matrix=resume.EXACT,
     ),
 )
-def test_a_run_that_died_twice_goes_on_bit_for_bit(name, exact):
-    whole, stopped = exact[name], exact[f"{name}, stopped"]
-    for figure in ("loss", "grad_norm", "eval_loss"):
-        assert stopped[figure] == whole[figure] and len(whole[figure]) > 2
-    files = sorted(path.name for path in whole["model"].glob("*model*.safetensors"))
-    assert files and all(
-        (stopped["model"] / file).read_bytes() == (whole["model"] / file).read_bytes() for file in files
-    )
+def test_a_run_that_died_twice_goes_on_bit_for_bit(name, exact, folder):
+    resume.assert_same(exact[name], exact[f"{name}, stopped"])
+    run_files.assert_same_models(folder, name, f"{name}, stopped")
 
 
 @pytest.fixture(scope="module")

@@ -18,15 +18,8 @@ def folder(tmp_path_factory):
 def results(folder, asked_for):
     pairs = {name: axes_experts.RESUMED[name] for name in axes_experts.RESUMED if name in asked_for("name")}
     whole = [((2, 2), "full"), *((topology, method) for *both, method in pairs.values() for topology in both)]
-    found = {}
-    for ranks in (2, 4):
-        todo = [(topology, method) for topology, method in dict.fromkeys(whole) if topology[0] == ranks]
-        if cases := [axes_experts.whole_run(topology, method) for topology, method in todo]:
-            found |= runs.run_cases(ranks, cases, folder)
-    for ranks in (2, 4):
-        if cases := [axes_experts.continued(name, folder) for name, pair in pairs.items() if pair[1][0] == ranks]:
-            found |= runs.run_cases(ranks, cases, folder)
-    return found
+    found = runs.run_each([axes_experts.whole_run(*each) for each in whole], folder)
+    return found | runs.run_each([axes_experts.continued(name, folder) for name in pairs], folder)
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,9 @@
 
 import pytest
 
-from testing import marks, preferences
+from testing import marks, preferences, resume_rows
 from testing.preferences import ADAPTERS, Case
 
-SAVED = 2  # an epoch has three steps
-SHARED = [
-    *["--optim", "adamw_torch", "--learning_rate", "3e-3", "--weight_decay", "0.1", "--max_grad_norm", "1"],
-    *["--lr_scheduler_type", "cosine", "--save_steps", str(SAVED), "--save_total_limit", "9"],
-]
-RATE = ["--learning_rate", "1e-2", "--lora_dropout", "0.2"]  # whose random numbers belong to a rank
-# Each dies in the middle of an epoch and at the beginning of the next.
 EXACT = {
     str(case): case
     for case in [
@@ -48,68 +41,33 @@ def folder(tmp_path_factory):
     return folder
 
 
-def whole(folder, case, dropout=False, **more):
-    """An undisturbed run."""
-    adapted = RATE if dropout else ["--learning_rate", "1e-2"]
-    return case.run(folder, *SHARED, *(adapted if case.variant == ADAPTERS else []), **more)
-
-
 @pytest.fixture(scope="module")
 def exact(folder, asked_for):
-    """What undisturbed and stopped runs logged."""
-    found = {}
-    cases = [EXACT[name] for name in sorted(asked_for("name"))]
-    for ranks in sorted({case.ranks for case in cases}):
-        todo = {}
-        for case in (case for case in cases if case.ranks == ranks):
-            todo[case, ""] = whole(folder, case, dropout=True, name=f"{case}, whole")
-            todo[case, "stopped"] = whole(folder, case, dropout=True, name=f"{case}, stopped", stops=(SAVED, 3))
-        found |= preferences.run_group(folder, ranks, todo)
-    return found
+    return resume_rows.exact({name: EXACT[name] for name in sorted(asked_for("name"))}, folder)
 
 
 @pytest.mark.parametrize(
     "name", marks.cases(slow=["sigmoid, single on 1", "sigmoid, zero3 on 2", "sigmoid, zero3 on 2, LoRA"], matrix=EXACT)
 )
 def test_a_run_that_died_twice_goes_on_bit_for_bit(name, exact, folder):
-    logs = [exact[EXACT[name], which] for which in ("", "stopped")]
+    logs = [exact[name, which] for which in ("whole", "stopped")]
     for key in preferences.FIGURES:
         for of_log in (preferences.steps_of, lambda log: [entry for entry in log if "eval_loss" in entry]):
             undisturbed, stopped = ([entry.get(key, entry.get(f"eval_{key}")) for entry in of_log(log)] for log in logs)
             assert stopped == undisturbed and len(undisturbed) > 2, key
-    outputs = [folder / "outputs" / f"{name}, {which}" for which in ("whole", "stopped")]
-    files = [sorted(path.name for path in output.glob("*model*.safetensors")) for output in outputs]
-    assert files[0] and files[0] == files[1]
-    assert all((outputs[0] / file).read_bytes() == (outputs[1] / file).read_bytes() for file in files[0])
+    resume_rows.assert_same_files(name, folder)
 
 
 @pytest.fixture(scope="module")
 def resharded(folder, asked_for):
-    """(what undisturbed runs logged, what runs logged that went on from their checkpoints)."""
-    pairs = [RESHARDED[name] for name in sorted(asked_for("change"))]
-    runs = {before: whole(folder, before) for before, _ in pairs}, {}
-    for before, after in pairs:
-        run = whole(folder, after, name=f"{before} to {after}")
-        checkpoint = folder / "outputs" / str(before) / f"checkpoint-{SAVED}"
-        runs[1][before, after] = run | {"flags": [*run["flags"], "--resume_from_checkpoint", str(checkpoint)]}
-        if after.strategy in DIVIDED:
-            runs[1][before, after]["cache"] = str(folder / "caches" / str(before))
-    found = []
-    for side, ranks_of in ((runs[0], lambda key: key.ranks), (runs[1], lambda key: key[1].ranks)):
-        logs = {}
-        for ranks in sorted({ranks_of(key) for key in side}):
-            logs |= preferences.run_group(
-                folder, ranks, {key: run for key, run in side.items() if ranks_of(key) == ranks}
-            )
-        found.append(logs)
-    return found
+    return resume_rows.resharded([RESHARDED[change] for change in sorted(asked_for("change"))], folder, DIVIDED)
 
 
 @pytest.mark.parametrize("change", marks.cases(slow=list(RESHARDED)[:4], matrix=RESHARDED))
 def test_another_strategy_has_the_losses_of_the_undisturbed_run(change, resharded):
     before, after = RESHARDED[change]
     undisturbed, further = (preferences.steps_of(log) for log in (resharded[0][before], resharded[1][before, after]))
-    differences = preferences.worst(further[SAVED:], undisturbed[SAVED:])
+    differences = preferences.worst(further[resume_rows.SAVED :], undisturbed[resume_rows.SAVED :])
     assert preferences.is_equal(differences), differences
     held_out = [preferences.held_out_of(log) for log in (resharded[1][before, after], resharded[0][before])]
     differences = preferences.worst([held_out[0]], [held_out[1]])

@@ -1,6 +1,5 @@
 """A checkpoint is whole or absent, whatever interrupts its saving; the run goes on from the one before it."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from brigade.train.checkpoint import manifest
 from brigade.train.run import events
 from testing import marks, runs
 from testing.ranks import run_ranks
+from testing.run_files import losses_of
 
 STRATEGIES = {
     "ddp": [],
@@ -33,11 +33,6 @@ def undisturbed(flags, tmp_path_factory):
     done = run_ranks("testing.interrupting", "never", *flags, "--output_dir", str(output), ranks=2, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return output
-
-
-def losses(output):
-    log = json.loads((output / "trainer_state.json").read_text())["log_history"]
-    return [entry["loss"] for entry in log if "loss" in entry]
 
 
 def names(output):
@@ -94,7 +89,7 @@ def test_an_interrupted_save_leaves_the_checkpoint_before_it(strategy, when, fla
         assert "rank 1 of 2" in broken.stderr and "checkpoint-4 is not whole and got no name" in broken.stderr
     again = run_ranks("testing.interrupting", "never", *flags, ranks=2, timeout=300)
     assert again.returncode == 0, again.stderr[-3000:]
-    assert losses(tmp_path) == pytest.approx(losses(undisturbed), rel=1e-5)
+    assert losses_of(tmp_path) == pytest.approx(losses_of(undisturbed), rel=1e-5)
     assert names(tmp_path) == ["checkpoint-4", "checkpoint-6"] and not (tmp_path / ".saving").exists()
     for name in names(tmp_path):
         assert_whole(tmp_path / name)
@@ -139,7 +134,7 @@ def test_a_damaged_part_is_named_and_the_checkpoint_before_it_taken(
     assert again.returncode == 0, again.stderr[-3000:]
     assert f"checkpoint-6: {largest} {said}" in "".join(again.stdout.split("\n" + 15 * " "))
     assert "from " + str(run / "checkpoint-4") in again.stdout
-    assert losses(run) == pytest.approx(losses(undisturbed), rel=1e-5)
+    assert losses_of(run) == pytest.approx(losses_of(undisturbed), rel=1e-5)
     assert_whole(run / "checkpoint-6")
     if strategy == "ddp":
         for path in run.glob("checkpoint-*/optimizer.pt"):

@@ -1,14 +1,12 @@
 """A run with rows in parts is a run like others: it dies and goes on, also on other ranks or undivided, answers questions, is
 exported and rehearsed."""
 
-import json
-
 import pytest
 from safetensors.torch import load_file
 
 from brigade.__main__ import main
 from testing import axes_sequence as cases
-from testing import marks, parity, resume, runs
+from testing import marks, parity, resume, run_files, runs
 
 KINDS = ("zero3", "fsdp2", "ddp")
 _LORA = ["--use_peft", "--learning_rate", "3e-2", "--lora_dropout", "0.2"]
@@ -30,45 +28,36 @@ OTHERS = {
 }
 
 
+def run(name, *flags, ranks=2, **more):
+    return {"name": name, "ranks": ranks, "flags": [*resume.SHARED, *flags, *MICRO], **more}
+
+
 @pytest.fixture(scope="module")
 def done(tmp_path_factory, asked_for):
     """name -> what it logged; and the folder."""
-    folder = tmp_path_factory.mktemp("two")
-    names, others = asked_for("name"), asked_for("other")
-    names |= {other.split(" to ")[0] for other in others}
-    two = []
-    for name in sorted(names):
-        flags = [*resume.SHARED, *EXACT.get(name, parity.DDP), *MICRO]
-        two.append({"name": name, "flags": flags})
-        if name in asked_for("name"):
-            two.append({"name": f"{name}, stopped", "flags": flags, "stops": resume.STOPS})
-    if asked_for("asking"):
-        two += [
-            {"name": f"{name}, asked", "flags": [*resume.SHARED, *flags, *MICRO, *ASKED]}
-            for name, flags in (
-                ("zero3-sp2", EXACT["zero3-sp2"]),
-                ("fsdp2-sp2", EXACT["fsdp2-sp2"]),
-                ("ddp", parity.DDP),
-            )
-        ]
-    found = runs.run_cases(2, two, folder) if two else {}
-    for ranks in sorted({OTHERS[other][0] for other in others}):
-        todo = []
-        for other in sorted(others):
-            checkpoint = folder / "outputs" / other.split(" to ")[0] / f"checkpoint-{resume.SAVED}"
-            flags = [*resume.SHARED, *OTHERS[other][1], *MICRO, "--resume_from_checkpoint", str(checkpoint)]
-            todo += [{"name": other, "flags": flags}] if OTHERS[other][0] == ranks else []
-        found |= runs.run_cases(ranks, todo, folder)
-    return found, folder
+    folder = tmp_path_factory.mktemp("runs")
+    names, others, asking = (asked_for(argument) for argument in ("name", "other", "asking"))
+    first = {other: other.split(" to ")[0] for other in sorted(others)}
+    cases = [run(name, *EXACT.get(name, parity.DDP)) for name in sorted({*names, *first.values()})]
+    cases += [run(f"{name}, stopped", *EXACT[name], stops=resume.STOPS) for name in sorted(names)]
+    cases += [
+        run(f"{name}, asked", *EXACT.get(name, parity.DDP), *ASKED)
+        for name in sorted({*asking, "ddp"} if asking else ())
+    ]
+    found = runs.run_each(cases, folder)
+    further = []
+    for other, name in first.items():
+        ranks, strategy = OTHERS[other]
+        checkpoint = folder / "outputs" / name / f"checkpoint-{resume.SAVED}"
+        further.append(run(other, *strategy, "--resume_from_checkpoint", str(checkpoint), ranks=ranks))
+    return found | runs.run_each(further, folder), folder
 
 
 @pytest.mark.parametrize("name", marks.cases(slow=["zero3-sp2"], matrix=EXACT))
 def test_a_run_that_died_twice_goes_on_bit_for_bit(name, done):
     found, folder = done
-    for figure in ("loss", "grad_norm", "eval_loss"):
-        assert found[f"{name}, stopped"][figure] == found[name][figure] and len(found[name][figure]) > 2
-    (file,) = (folder / "outputs" / name).glob("*model.safetensors")
-    assert file.read_bytes() == (folder / "outputs" / f"{name}, stopped" / file.name).read_bytes()
+    resume.assert_same(found[name], found[f"{name}, stopped"])
+    run_files.assert_same_models(folder, name, f"{name}, stopped")
 
 
 @pytest.mark.parametrize(
@@ -84,13 +73,7 @@ def test_it_goes_on_with_other_parts_or_none(other, done):
 @pytest.mark.parametrize("asking", ["zero3-sp2", "fsdp2-sp2"])
 def test_answers_are_those_of_undivided_rows(asking, done):
     found, folder = done
-    ours, theirs = (
-        [
-            json.loads(line)
-            for line in (folder / "outputs" / f"{name}, asked" / "answers.jsonl").read_text().splitlines()
-        ]
-        for name in (asking, "ddp")
-    )
+    ours, theirs = (run_files.answers(folder / "outputs" / f"{name}, asked") for name in (asking, "ddp"))
     assert ours == theirs and len(ours) == 6
     assert resume.worst(found[f"{asking}, asked"], found["ddp, asked"]) <= resume.TOLERANCE
 

@@ -108,8 +108,7 @@ def test_its_preferences_are_those_of_the_model_that_was_saved(tmp_path):
 @pytest.mark.parametrize("strategy", marks.cases(matrix=list(UNDER)))
 def test_a_strategy_has_the_losses_of_one_process(strategy, reference, results):
     alone = reference["qlora" if "qlora" in strategy else "lora"]
-    differences = parity.worst(results[strategy], alone)
-    assert all(difference <= parity.TOLERANCE for difference in differences.values()), differences
+    parity.assert_equal(results[strategy], alone)
 
 
 def test_samples_are_what_the_models_own_template_writes_and_end_though_padding_is_the_same_token(tokenizer):

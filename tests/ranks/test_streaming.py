@@ -8,16 +8,11 @@ import json
 import pytest
 
 import train
-from testing import parity, runs
+from testing import parity, run_files, runs
+from testing.command_line import as_flags
 
 STEPS, SAVED = 8, 5  # the first window is over by then
-SHARED = [
-    "--max_steps",
-    str(STEPS),
-    "--save_steps",
-    str(SAVED),
-    *["--eval_steps", "4", "--optim", "sgd", "--learning_rate", "0.4"],
-]
+SHARED = as_flags(max_steps=STEPS, save_steps=SAVED, eval_steps=4, optim="sgd", learning_rate=0.4)
 ALONE = [*SHARED, "--per_device_train_batch_size", "4"]
 PACKED = [*SHARED, "--per_device_train_batch_size", "8", "--packing", "true"]
 WORKERS = [*SHARED, "--per_device_train_batch_size", "2", "--dataloader_num_workers", "2"]
@@ -70,7 +65,7 @@ def one_process(folder, tmp_path_factory):
         history = trainer.state.log_history
         assert not trainer.train_dataset.folder.exists(), "its windows are deleted when it is done"
         runs.forget(trainer)
-        return {key: [entry[key] for entry in history if key in entry] for key in ("loss", "grad_norm", "eval_loss")}
+        return run_files.figures(history)
 
     return call
 
@@ -82,14 +77,12 @@ def test_two_ranks_have_the_losses_of_one_process(name, flags, two_ranks, one_pr
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("first window of the stream: ")]
     assert len(said) == 1 and "% supervised" in said[0] and ("packed into" in said[0]) == (name == "packed")
     assert len(reference["loss"]) == STEPS and min(reference["loss"]) < 0.95 * reference["loss"][0]
-    worst = parity.worst(two_ranks[name], reference)
-    assert all(difference <= parity.TOLERANCE for difference in worst.values()), worst
+    parity.assert_equal(two_ranks[name], reference)
 
 
 @pytest.mark.slow
 def test_processes_that_load_change_nothing(two_ranks):
-    worst = parity.worst(two_ranks["workers"], two_ranks["alone"])
-    assert all(difference <= parity.TOLERANCE for difference in worst.values()), worst
+    parity.assert_equal(two_ranks["workers"], two_ranks["alone"])
 
 
 @pytest.mark.slow

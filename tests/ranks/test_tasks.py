@@ -10,7 +10,7 @@ import yaml
 
 import train
 from brigade.__main__ import main
-from testing import parity, runs
+from testing import parity, run_files, runs
 
 pytestmark = pytest.mark.slow
 COLOURS = ["red", "dark green", "the colour of a very old wall"]
@@ -97,7 +97,7 @@ def test_a_runs_accuracies_are_those_of_the_saved_models_log_likelihoods(output,
     kept = figures(output)
     assert kept["choice_of_ours", "acc", False] == pytest.approx(acc)
     assert kept["choice_of_ours", "acc_norm", False] == pytest.approx(acc_norm)
-    log = json.loads((output / "trainer_state.json").read_text())["log_history"]
+    log = run_files.history(output)
     assert [entry["eval_task_choice_of_ours_acc"] for entry in log if "eval_task_choice_of_ours_acc" in entry] == [
         pytest.approx(acc)
     ]

@@ -23,9 +23,8 @@ def flags(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch):
-    for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "MLFLOW_TRACKING_URI",
-                "SWANLAB_LOG_DIR"):  # fmt: skip
+def environment(no_launcher, monkeypatch):
+    for key in ("MLFLOW_TRACKING_URI", "SWANLAB_LOG_DIR"):
         monkeypatch.setenv(key, "")
         monkeypatch.delenv(key)
 

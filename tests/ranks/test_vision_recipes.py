@@ -47,21 +47,14 @@ def test_a_recipe_trains(name, tmp_path):
     recipe = REPOSITORY / "recipes" / name
     assert json.loads(recipe.with_name("config.json").read_text())["model_type"] == RECIPES[name]
     write_parquet(tmp_path)
-    small = as_flags(
-        model_name_or_path=str(write_vision_model(tmp_path / "model", RECIPES[name])),
-        revision=None,
-        dataset_name=None,
-        train_file=str(tmp_path / "train.parquet"),
-        validation_file=str(tmp_path / "heldout.parquet"),
-        ds_config="none",
-        output_dir=str(tmp_path / "run"),
-        global_batch_size=4,
-        max_steps=2,
-        eval_steps=2,
-        save_steps=2,
-        logging_steps=1,
-        report_to="none",
-    )
+    files = {
+        key: str(tmp_path / f"{name}.parquet")
+        for key, name in (("train_file", "train"), ("validation_file", "heldout"))
+    }
+    model = write_vision_model(tmp_path / "model", RECIPES[name])
+    small = as_flags(model_name_or_path=str(model), revision=None, dataset_name=None, ds_config="none", **files)
+    small += as_flags(global_batch_size=4, max_steps=2, eval_steps=2, save_steps=2, logging_steps=1)
+    small += as_flags(report_to="none", output_dir=str(tmp_path / "run"))
     trainer = train.main(["--recipe", str(recipe), *small])
     logs = trainer.state.log_history
     assert [entry["step"] for entry in logs if "loss" in entry] == [1, 2] and any("eval_loss" in each for each in logs)

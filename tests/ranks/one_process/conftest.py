@@ -21,9 +21,20 @@ def done(flags, tmp_path_factory):
     return output, train.main([*flags, "--output_dir", str(output)]).state.log_history
 
 
+@pytest.fixture
+def refused(flags, capfd):
+    """refused(*further): what train.main says before it leaves with exit code 2."""
+
+    def call(*further):
+        with pytest.raises(SystemExit) as left:
+            train.main([*flags, *further])
+        said = capfd.readouterr().err
+        assert left.value.code == 2, said
+        return said
+
+    return call
+
+
 @pytest.fixture(autouse=True)
-def environment(monkeypatch):
-    """What train.main sets for a group of one rank, as ZeRO needs it, is not left to later tests: they would start one too."""
-    for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.setenv(key, "")
-        monkeypatch.delenv(key)
+def environment(no_launcher):
+    """No test leaves the next one what train.main has set."""

@@ -11,7 +11,7 @@ import yaml
 from brigade import train
 from testing.command_line import as_flags
 from testing.ranks import REPOSITORY
-from testing.runs_of_one import losses
+from testing.run_files import losses
 
 EXAMPLES = REPOSITORY / "docs" / "examples"
 

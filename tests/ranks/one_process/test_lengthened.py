@@ -10,10 +10,11 @@ import yaml
 import train
 from brigade.errors import UserError
 from brigade.train.distributed import ranks
-from testing.runs_of_one import Ruin, losses
+from testing.run_files import losses
+from testing.runs_of_one import Ruin
 
 
-def test_a_finished_run_is_lengthened_in_place(done, flags, tmp_path, capfd):
+def test_a_finished_run_is_lengthened_in_place(done, flags, refused, tmp_path, capfd):
     """Under a constant learning rate it ends as if it had been that long from the beginning, bit for bit."""
     output, history = done
     run, at_once = tmp_path / "run", tmp_path / "at_once"
@@ -36,9 +37,8 @@ def test_a_finished_run_is_lengthened_in_place(done, flags, tmp_path, capfd):
     assert lengthened["steps"] == 6 and "from 6 to 10" in lengthened["how"]
     assert train.main([*longer, "--output_dir", str(run)]) is None
     assert "finished" in capfd.readouterr().out
-    with pytest.raises(SystemExit):
-        train.main([*flags, "--output_dir", str(run)])
-    assert "asks for 6 steps" in (said := capfd.readouterr().err) and "has 10 already" in said
+    said = refused("--output_dir", str(run))
+    assert "asks for 6 steps" in said and "has 10 already" in said
 
 
 @pytest.mark.parametrize("strategy, name, last", [
@@ -87,14 +87,12 @@ LENGTHS = {  # files that are gone, flags, what is said
 
 
 @pytest.mark.parametrize("name", LENGTHS)
-def test_a_run_that_cannot_be_lengthened_says_why(name, done, flags, tmp_path, capfd):
+def test_a_run_that_cannot_be_lengthened_says_why(name, done, refused, tmp_path):
     gone, longer, words = LENGTHS[name]
     shutil.copytree(done[0], tmp_path / "run")
     for path in (path for pattern in gone for path in (tmp_path / "run").glob(pattern)):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     before = sorted((tmp_path / "run").rglob("*"))
-    with pytest.raises(SystemExit) as left:
-        train.main([*flags, *longer, "--output_dir", str(tmp_path / "run")])
-    said = capfd.readouterr().err
-    assert left.value.code == 2 and all(word in said for word in words), said
+    said = refused(*longer, "--output_dir", str(tmp_path / "run"))
+    assert all(word in said for word in words), said
     assert "--fresh" not in said and sorted((tmp_path / "run").rglob("*")) == before

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 import train
-from brigade.train.distributed import ranks
 from brigade.train.loss.preferences import Preferences
 from brigade.train.loss.reference import Reference
 from brigade.train.step import bad_steps
 from testing import preferences
 from testing.preferences import NAMED, SECOND, Case
-from testing.runs_of_one import losses
+from testing.run_files import losses
 
 DPO = Case("sigmoid")
 
@@ -26,13 +25,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def run(folder, tmp_path, monkeypatch):
+def run(folder, tmp_path, raises, monkeypatch):
     """run(name, case, *flags): its log, and of how many sequences of each split the reference was asked."""
-
-    def fail(error, *_):
-        raise error
-
-    monkeypatch.setattr(ranks, "fail", fail)  # it would end this process
     monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
     asked, sound = [], Reference._compute
 

@@ -13,20 +13,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import train
 from brigade.errors import UserError
 from brigade.train.checkpoint import saving
-from brigade.train.distributed import ranks
 from brigade.train.engines.engine import Engine
-from testing.runs_of_one import Ruin, losses
+from testing.run_files import losses
+from testing.runs_of_one import Ruin
 
 FIGURES = {
-    "loss",
-    "grad_norm",
-    "learning_rate",
-    "tokens_per_second",
-    "tokens_per_second_per_gpu",
-    "step_time",
-    "data_time",
+    "loss", "grad_norm", "learning_rate", "tokens_per_second", "tokens_per_second_per_gpu", "step_time", "data_time",
     "peak_memory_gib",
-}
+}  # fmt: skip
 
 
 def test_the_output_directory_holds_what_the_readme_says(done):
@@ -131,7 +125,7 @@ def test_8_bit_adamw_learns_what_adamw_does_in_a_quarter_of_its_memory(done, fla
 
 
 @pytest.mark.parametrize("adapted", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_saved_model_that_lacks_a_tensor_is_no_success(adapted, flags, tmp_path, monkeypatch):
+def test_a_saved_model_that_lacks_a_tensor_is_no_success(adapted, flags, tmp_path, raises, monkeypatch):
     """As DeepSpeed's tensor groups left out buffers: from_pretrained would make them anew, and say so in a warning alone."""
 
     def lacking_one(self, trainer):
@@ -139,11 +133,7 @@ def test_a_saved_model_that_lacks_a_tensor_is_no_success(adapted, flags, tmp_pat
         del state[next(name for name in state if ("lora_B" in name if adapted else "norm" in name))]
         return state
 
-    def fail(error, *_):
-        raise error
-
     monkeypatch.setattr(Engine, "whole_state", lacking_one)
-    monkeypatch.setattr(ranks, "fail", fail)
     short = ["--max_steps", "1", "--save_steps", "1000", "--eval_steps", "1000", "--output_dir", str(tmp_path)]
     with pytest.raises(UserError) as caught:
         train.main([*flags, *short, *(["--use_peft"] if adapted else [])])
@@ -158,12 +148,10 @@ def test_a_saved_model_that_lacks_a_tensor_is_no_success(adapted, flags, tmp_pat
         (4, "step 5\n  the loss is nan in micro-batch 1 of rank 0", [3]),
     ],
 )
-def test_a_run_that_became_nan_stops_and_keeps_what_was_good(ruined, told, kept, flags, tmp_path, monkeypatch, capsys):
+def test_a_run_that_became_nan_stops_and_keeps_what_was_good(
+    ruined, told, kept, flags, tmp_path, raises, monkeypatch, capsys
+):
     """Transformers' own filter would log the loss of a model whose weights are NaN as 0.0, and go on."""
-
-    def fail(error, *_):
-        raise error
-
     awaited, bring, let_finish = threading.Event(), saving.Saving._brought, saving.Saving.let_finish
 
     def on_its_way(self, job):
@@ -177,7 +165,6 @@ def test_a_run_that_became_nan_stops_and_keeps_what_was_good(ruined, told, kept,
 
     monkeypatch.setattr(saving.Saving, "_brought", on_its_way)
     monkeypatch.setattr(saving.Saving, "let_finish", wait_for_it)
-    monkeypatch.setattr(ranks, "fail", fail)  # it would end this process
     with pytest.raises(UserError) as caught:
         train.main([*flags, "--output_dir", str(tmp_path)], callbacks=(Ruin(ruined),))
     assert told in str(caught.value) and "learning_rate" in caught.value.cure

@@ -1,0 +1,25 @@
+"""Waiting for what a busy machine does late."""
+
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+PATIENCE = 900  # seconds that a run may take on a busy machine: a limit against hangs, not a measure
+
+
+def wait_until(
+    condition: Callable[[], Any],
+    process: subprocess.Popen[Any] | None = None,
+    said: Callable[[], str] = str,
+    seconds: float = PATIENCE,
+) -> Any:
+    """Return what condition() returns once that is true. process: that must live until then; said: what to show otherwise.
+
+    Raises AssertionError after so many seconds, or where the process has ended.
+    """
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline and (process is None or process.poll() is None), said()
+        time.sleep(0.05)
+    return found
