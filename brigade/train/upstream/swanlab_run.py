@@ -1,8 +1,6 @@
 """SwanLab 0.10 raises where its get_run() returned None, and Transformers' callback asks it for None before it begins a run
 (transformers/integrations/integration_utils.py: SwanLabCallback.setup): each run with `--report_to swanlab` would end there."""
 
-from typing import Any
-
 
 def answer_none_before_a_run() -> None:
     """Let swanlab.get_run() return None while there is no run."""
@@ -10,7 +8,7 @@ def answer_none_before_a_run() -> None:
 
     ask = swanlab.get_run
 
-    def get_run() -> Any:
+    def get_run() -> object:
         try:
             return ask()
         except RuntimeError:
