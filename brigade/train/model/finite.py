@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...errors import UserError
 from ..distributed import ranks
@@ -43,7 +43,7 @@ def first_not_finite(model: torch.nn.Module, trained: bool = True) -> str | None
     return None
 
 
-def own_part(parameter: torch.nn.Parameter) -> Any:
+def own_part(parameter: torch.nn.Parameter) -> torch.Tensor:
     """Return what this rank has of a parameter: under ZeRO-3 and FSDP2 a part of it."""
     if hasattr(parameter, "ds_tensor"):
         from ..upstream import zero_shares

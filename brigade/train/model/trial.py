@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -27,7 +27,7 @@ def alone() -> Iterator[None]:
         yield
 
 
-def tiny_model(config: PreTrainedConfig, images: bool = False, divisor: int = 1, **options: Any) -> PreTrainedModel:
+def tiny_model(config: PreTrainedConfig, images: bool = False, divisor: int = 1, **options: object) -> PreTrainedModel:
     """Return a tiny random model of a config's architecture, in fp32 and without dropout.
 
     images: whether it is built with its vision tower; divisor: ranks that have to divide its heads; options: of from_config

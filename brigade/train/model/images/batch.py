@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -87,7 +87,7 @@ def _refuse() -> None:
     )
 
 
-def _placer(processor: Processor) -> Any:
+def _placer(processor: Processor) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """Return get_rope_index of the model's own class, bound to a model without parameters: it only reads the configuration."""
     from transformers import MODEL_MAPPING
 

@@ -1,7 +1,7 @@
 """Prompts with images: what generate() takes of their images, and how they are shown."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...data.images import ImageSource
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .processor import Processor
 
 
-def inputs_of(processor: "Processor", ids: "torch.Tensor", images: Sequence[ImageSource]) -> dict[str, Any]:
+def inputs_of(processor: "Processor", ids: "torch.Tensor", images: Sequence[ImageSource]) -> "dict[str, torch.Tensor]":
     """Return what generate() takes besides token ids and their mask, where prompts have images; {} where they have none.
 
     ids: (prompts, longest), padded on the left; images: of all prompts, in the order of their tokens
@@ -19,7 +19,7 @@ def inputs_of(processor: "Processor", ids: "torch.Tensor", images: Sequence[Imag
     """
     if not images:
         return {}
-    made: dict[str, Any] = processor.tensors([image.open() for image in images])
+    made = processor.tensors([image.open() for image in images])
     told = processor.model.token_types or ("mm_token_type_ids" if processor.model.positions else None)
     return made | ({told: (ids == processor.image_token_id).long()} if told else {})
 
