@@ -1,8 +1,9 @@
 """A causal language model that returns the loss of each token, where an objective wants to know an answer's probability."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 
 from ..data.store import IGNORED
@@ -19,8 +20,8 @@ def apply(model: "PreTrainedModel") -> None:
 
 
 def token_losses(
-    logits: torch.Tensor, labels: torch.Tensor | None = None, *_: Any, shift_labels: Any = None, **__: object
-) -> torch.Tensor:
+    logits: Tensor, labels: Tensor | None = None, *_: object, shift_labels: Tensor | None = None, **__: object
+) -> Tensor:
     """Return the negative log-probability of each target, in nats; 0 where it is IGNORED: (targets,) in fp32.
 
     logits: (sequences, tokens, vocabulary); labels, shift_labels: (sequences, tokens), of which one may be None: targets are the
