@@ -12,7 +12,7 @@ import torch
 from tqdm import tqdm
 
 from ..data.sampling import Loader
-from ..data.store import IGNORED
+from ..data.store import IGNORED, Samples
 from ..distributed import heartbeat, ranks
 from ..distributed.process import this_process
 from ..engines.engine import Engine
@@ -47,7 +47,7 @@ class EvaluatingTrainer(HookedTrainer):
     data: Prepared
 
     @abstractmethod
-    def eval_loader(self, samples: Any) -> Loader:
+    def eval_loader(self, samples: Samples) -> Loader:
         """Return the loader of a source's held-out samples."""
 
     @abstractmethod
