@@ -47,7 +47,7 @@ class EvaluatingTrainer(HookedTrainer):
     data: Prepared
 
     @abstractmethod
-    def eval_loader(self, samples: Samples) -> Loader:
+    def eval_loader(self, samples: Samples | torch.utils.data.Subset) -> Loader:
         """Return the loader of a source's held-out samples."""
 
     @abstractmethod

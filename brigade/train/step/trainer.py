@@ -247,7 +247,7 @@ class Trainer(EvaluatingTrainer):
         micro, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
         return self._loader(self.train_dataset, micro, accumulation, of, args.seed, self.run.batch.global_size)
 
-    def eval_loader(self, samples: Samples) -> Loader:
+    def eval_loader(self, samples: Samples | torch.utils.data.Subset) -> Loader:
         return self._loader(samples, self.args.per_device_eval_batch_size, 1, self.looks_as, None)
 
     def set_initial_training_values(self, *about: object) -> tuple[int, ...]:

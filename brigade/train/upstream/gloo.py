@@ -16,7 +16,7 @@ from torch.distributed import Store, distributed_c10d
 
 def group(
     store: Store, rank: int, size: int, address: str, connecting: datetime.timedelta, transfers: datetime.timedelta
-) -> dist.ProcessGroup:
+) -> "dist.ProcessGroupGloo":
     """A ProcessGroupGloo. Raises RuntimeError where not all are connected in time."""
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]

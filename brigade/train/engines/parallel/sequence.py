@@ -158,7 +158,7 @@ def around(attention: Attention) -> Attention:
         value: torch.Tensor,
         attention_mask: torch.Tensor | None,
         **options: Any,
-    ) -> tuple[torch.Tensor, None]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if not options.pop(IN_PARTS, False):
             return attention(module, query, key, value, attention_mask, **options)
         group = _groups[-1]
