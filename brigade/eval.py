@@ -4,12 +4,14 @@ import argparse
 import json
 import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .errors import UserError
 from .errors.console import counted
 from .errors.numbers import numeric
+from .errors.tables import Document
 from .train.checkpoint import saved_weights
 from .train.data import tokenizer_trial
 from .train.recipe import flags, remote_code
@@ -19,6 +21,13 @@ from .train.recipe.settings import Settings
 from .train.run import page
 from .train.run.directory import TASK_RESULTS, check_exists
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from .train.data.store import Samples, TokenSequence
+    from .train.model.images.processor import Processor
+
+TOGETHER = 8  # held-out sequences that a model computes at once
 FEW = 0.1  # share of answers that a model may have had right before training
 OF_TASKS, OF_HELD_OUT = ("chat_template", "limit", "batch_size"), ("learned", "answers", "exact")  # flags
 
@@ -30,7 +39,7 @@ def agree(loss: float, recorded: float, half: bool) -> bool:
     return math.isclose(loss, recorded, **({"rel_tol": 2e-2, "abs_tol": 1e-3} if half else {"rel_tol": 1e-4}))
 
 
-def _in_half(settings: Settings, model: Any) -> bool:
+def _in_half(settings: Settings, model: "PreTrainedModel") -> bool:
     """Whether a run computed in half precision, or its model was saved in it, as its base was."""
     training = settings.recipe.training
     return bool(training.bf16 or training.fp16 or model.dtype.itemsize == 2)
@@ -166,7 +175,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _judge_preferences(
-    options: argparse.Namespace, settings: Settings, model: Any, tokenizer: Any, splits: Any, recorded: Any
+    options: argparse.Namespace,
+    settings: Settings,
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    splits: "Mapping[str, Samples]",
+    recorded: Document,
 ) -> int:
     """Compare held-out answers by the model that was saved. Return 0 where that gives the loss which the run recorded."""
     from .train.loss.objective import held_out
@@ -255,7 +269,9 @@ def _evaluate_tasks(options: argparse.Namespace, marker: Path) -> int:
     return 0
 
 
-def held_out_loss(model: Any, sequences: Any, pad_token_id: int, processor: Any = None, batch_size: int = 8) -> float:
+def held_out_loss(
+    model: "PreTrainedModel", sequences: "list[TokenSequence]", pad_token_id: int, processor: "Processor | None" = None
+) -> float:
     """Return the mean cross-entropy in nats per supervised token, by the model's own forward pass only. processor: of images"""
     import torch
 
@@ -266,8 +282,8 @@ def held_out_loss(model: Any, sequences: Any, pad_token_id: int, processor: Any 
     total, tokens = 0.0, 0
     collate = Collate(pad_token_id, Layout(processor=processor))
     with torch.inference_mode():
-        for start in range(0, len(sequences), batch_size):
-            batch = on_device(collate((sequences[start : start + batch_size], None)), model.device)
+        for start in range(0, len(sequences), TOGETHER):
+            batch = on_device(collate((sequences[start : start + TOGETHER], None)), model.device)
             labels = batch.pop("labels")[:, 1:]
             del batch[ABOUT]
             batch.pop(TOWER, None)
@@ -277,7 +293,7 @@ def held_out_loss(model: Any, sequences: Any, pad_token_id: int, processor: Any 
     return total / tokens
 
 
-def unigram_entropy(sequences: Any) -> float:
+def unigram_entropy(sequences: "list[TokenSequence]") -> float:
     """Return the entropy in nats of the supervised tokens' frequencies: the best loss of a model that ignores all context."""
     from collections import Counter
 

@@ -5,12 +5,18 @@ A clone that has only the hall trains as well. What a run does not use is not im
 """
 
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .errors import first_line
+from .errors.tables import Fields
 from .train.distributed import ranks
 from .train.host.cluster import World
+from .train.recipe.settings import Settings
 from .train.run.offers import Offers, Proofs
+from .train.strategy import Strategy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 def offers(world: World) -> Offers:
@@ -18,7 +24,7 @@ def offers(world: World) -> Offers:
 
     Each host says once where the user's own figures for the planner are broken, or the planner is.
     """
-    offered: dict[str, Any] = {}
+    offered: Fields = {}
     if find_spec(f"{__package__}.kernels"):
         offered |= {"prove_kernels": _prove_kernels}
     if find_spec(f"{__package__}.plan"):
@@ -37,7 +43,7 @@ def offers(world: World) -> Offers:
     return Offers(**{name: offered[name] for name in everywhere})
 
 
-def _of_the_planner(world: World) -> dict[str, Any]:
+def _of_the_planner(world: World) -> Fields:
     from .plan import runs
 
     runs.leave_aside_a_broken_calibration(world)
@@ -45,7 +51,9 @@ def _of_the_planner(world: World) -> dict[str, Any]:
     return {name: getattr(runs, name) for name in names}
 
 
-def _prove_kernels(settings: Any, strategy: Any, world: World, config: Any, compiler: bool) -> Proofs:
+def _prove_kernels(
+    settings: Settings, strategy: Strategy, world: World, config: "PreTrainedConfig", compiler: bool
+) -> Proofs:
     from .kernels import auto
 
     return auto.prove_for_run(settings, strategy, world, config, compiler)

@@ -7,14 +7,15 @@ import os
 import re
 import select
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn, TextIO
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.text import Text
     from tqdm import tqdm
 
 BAR_SECONDS = 30  # between two lines of progress where there is no terminal
@@ -167,11 +168,11 @@ def _console_class() -> "type[Console]":
     from rich.segment import Segment
 
     class Printable(Console):
-        def render_str(self, text: str, **how: Any) -> Any:  # before columns are measured
+        def render_str(self, text: str, **how: Any) -> "Text":  # before columns are measured
             return super().render_str(printable(text), **how)
 
-        def render(self, *what: Any, **how: Any) -> Any:
-            for part in super().render(*what, **how):
+        def render(self, renderable: "RenderableType", options: "ConsoleOptions | None" = None) -> Iterator[Segment]:
+            for part in super().render(renderable, options):
                 yield part if part.control else Segment(printable(part.text), part.style)
 
     return Printable

@@ -3,17 +3,16 @@
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from . import UserError
 
 
-def numeric(flag: str, least: float, kind: type = int, below: float = math.inf) -> Callable[[str], Any]:
+def numeric(flag: str, least: float, kind: type[float] = int, below: float = math.inf) -> Callable[[str], float]:
     """Numbers from `least` on and smaller than `below`; raises UserError for all others, NaN too."""
     wanted = f"a {'whole ' if kind is int else ''}number from {least}"
     wanted += f" and below {below:g}" if below < math.inf else ""
 
-    def parse(text: str) -> Any:
+    def parse(text: str) -> float:
         with suppress(ValueError):
             value = kind(text)
             if least <= value < below:

@@ -195,7 +195,7 @@ def _keys(settings: Settings) -> str:
     return "\n".join(rows)
 
 
-def _shown(value: Any, key: str = "") -> Any:
+def _shown(value: object, key: str = "") -> Any:
     """Return a value of a recipe's key with names on the Hub as they are, and of each path the last part: what lies above it is
     its owner's, and so is what an address asks for behind its path."""
     if isinstance(value, dict):

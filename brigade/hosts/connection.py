@@ -11,7 +11,6 @@ import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from ..errors import UserError
 from ..errors.console import counted, printable
@@ -28,20 +27,21 @@ CURES = table(Path(__file__).with_name("cures.yaml"))
 DESCRIPTORS, OTHERS = 4, 128  # open files for each host (three pipes, and a pidfd in newer Pythons), and for all else
 SLOW = 12.0  # seconds of a login, after which the way to the host is looked at
 _ORDER = re.compile(r'\{"?do"?:')  # one of ours, in what a shell says of it
+News = tuple["Channel", str, Fields]  # who says something, its kind (messages.KINDS, "lost"), its fields
 
 
 class Channel:
     """One host's agent.
 
     ranks: those that the host runs, slots: how many; transport: the command that starts the agent
-    events: of all channels, as (channel, kind, fields); what the agent answers to a question does not go there
+    events: of all channels; what the agent answers to a question does not go there
     hello: what the agent said of its host; hearing: since when it is silent; stopped: none of its ranks is left
     patience: seconds of silence after which either end gives the other up
     forged: a line that began as the agent's do, before the agent said anything; "" for none
     """
 
     def __init__(
-        self, host: str, ranks: range, transport: list[str], events: asyncio.Queue[Any], patience: float = SILENCE
+        self, host: str, ranks: range, transport: list[str], events: asyncio.Queue[News], patience: float = SILENCE
     ) -> None:
         self.host, self.ranks, self.slots, self.transport, self.events = host, ranks, len(ranks), transport, events
         self.hello: Facts = {}

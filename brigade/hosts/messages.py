@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError, create_m
 
 from ..errors import Whose
 from ..errors.console import printable
+from ..errors.tables import Document, Fields
 from ..train.distributed.heartbeat import Phase
 
 Text = Annotated[str, AfterValidator(printable)]
@@ -32,7 +33,7 @@ Count = Annotated[int, Field(ge=0)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
-def _message(required: dict[str, Any], optional: dict[str, Any] | None = None, **config: Any) -> type[BaseModel]:
+def _message(required: Document, optional: Document | None = None, **config: str) -> type[BaseModel]:
     """A model of these fields: name -> type. An optional field that was not said has no value at all: see checked()."""
     fields: dict[str, Any] = {name: (kind, ...) for name, kind in required.items()}
     fields |= {name: (kind, None) for name, kind in (optional or {}).items()}
@@ -115,7 +116,7 @@ ANSWERS = {
 }
 
 
-def checked(model: type[BaseModel], message: object) -> dict[str, Any]:
+def checked(model: type[BaseModel], message: object) -> Fields:
     """The fields of a message that were said, unknown ones left out. Raises ValueError, in one line."""
     try:
         return model.model_validate(message).model_dump(exclude_unset=True)

@@ -15,13 +15,12 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..errors import UserError
 from ..errors.console import counted
 from ..errors.tables import Fields
 from ..hosts import rendezvous
-from ..hosts.connection import Channel, transport
+from ..hosts.connection import Channel, News, transport
 from ..hosts.hearing import SILENCE
 from ..hosts.job import Job
 from ..train.distributed import stop
@@ -74,7 +73,7 @@ class Launch:
     def __init__(self, job: Job, options: Options, output: Output, attempt: int = 1) -> None:
         self.job, self.options, self.output, self.attempt = job, options, output, attempt
         self.name = secrets.token_hex(8)  # of all processes of this launch
-        self.events: asyncio.Queue[Any] = asyncio.Queue()
+        self.events: asyncio.Queue[News] = asyncio.Queue()
         self.channels: list[Channel] = []
         rank = 0
         for host, slots in job.hosts.items():

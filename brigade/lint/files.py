@@ -256,7 +256,7 @@ def of_error(rule: str, error: UserError, name: str, path: Path) -> Finding:
 
 
 @functools.lru_cache(maxsize=1)
-def _parsed(text: str) -> tuple[Any, bool]:
+def _parsed(text: str) -> tuple[yaml.Node | None, bool]:
     """(the nodes of a YAML text, or of a JSON text, which is YAML too except in rare cases; whether it could be read).
 
     What is broken is read once too: brackets without end take a second.
@@ -272,7 +272,7 @@ def key_lines(text: str) -> tuple[dict[str, int], list[tuple[str, int]]]:
     lines: dict[str, int] = {}
     twice: list[tuple[str, int]] = []
     seen: set[int] = set()
-    nodes = [("", _parsed(text)[0])]
+    nodes: list[tuple[str, yaml.Node | None]] = [("", _parsed(text)[0])]
     while nodes:
         prefix, node = nodes.pop()
         if not isinstance(node, yaml.MappingNode) or id(node) in seen:  # an alias may stand often, even inside itself

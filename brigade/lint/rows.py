@@ -30,7 +30,7 @@ class _Unrendered:
         tools: object,
         variables: object,
         learned: Sequence[bool] | None = None,
-        images: Any = (),
+        images: object = (),
     ) -> Text:
         return Text("", [(0, 0)] * len(learned or ()))
 

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..train.recipe.objectives import SFT
 from ..train.run import events
+from .facts import Table
 from .records import Entry, Record, attempts, events_of, number
 
 SMOOTH = 100  # a curve of this many points or more gets a running mean, over a fiftieth of them
@@ -93,8 +93,8 @@ def all_figures(records: list[Record]) -> list[Figure]:
     ]  # fmt: skip
 
 
-def _line(name: str, entries: Iterable[Entry], key: str, **more: Any) -> Line:
-    line = Line(name, [], [], **more)
+def _line(name: str, entries: Iterable[Entry], key: str) -> Line:
+    line = Line(name, [], [])
     for entry in entries:
         value = number(entry.get(key))
         if value is not None:
@@ -300,7 +300,7 @@ def _parts(section: object) -> dict[str, float]:
 
 
 # ---- as numbers --------------------------------------------------------------------------------------------------
-def rows(figure: Figure) -> tuple[list[str], list[list[Any]]]:
+def rows(figure: Figure) -> Table:
     """(head, rows) of everything that a figure shows, not thinned, for its CSV file."""
     if figure.bars:
         return ["of", "part", figure.unit], [[bar.name, *part] for bar in figure.bars for part in bar.parts.items()]

@@ -7,7 +7,7 @@ import functools  # not its cache(): that is a module here
 import importlib.util
 from collections.abc import Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .step.trainer import Trainer
 
 
-def main(argv: Sequence[Any] | None = None, callbacks: Sequence["TrainerCallback"] = ()) -> "Trainer | None":
+def main(argv: Sequence[object] | None = None, callbacks: Sequence["TrainerCallback"] = ()) -> "Trainer | None":
     """Train one run, as `python train.py ARGV` does: on this process, or on the ranks that a launcher started.
 
     Return its Trainer: `state.log_history` has what was logged, `model` is the trained model. None: the run had finished before.

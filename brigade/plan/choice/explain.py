@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 from ...errors import UserError
 from ...errors.console import figure
@@ -125,24 +124,27 @@ def smallest_change(workload: Workload, cluster: Cluster) -> str:
             clusters[f"{nodes} nodes instead of {cluster.nodes}"] = replace(cluster, nodes=nodes)
     lengths = [length for halvings in range(1, 20) if (length := workload.length >> halvings) >= 512]
     shorter = {
-        f"sequences of {length:,} tokens instead of {workload.length:,}": {"length": length} for length in lengths
+        f"sequences of {length:,} tokens instead of {workload.length:,}": replace(workload, length=length)
+        for length in lengths
     }
     trained = workload.trained or workload.shape.parameters // 200
-    lighter = {way: {"method": name, "trained": trained} for name, way in LIGHTER.get(workload.method, {}).items()}
+    lighter = {
+        way: replace(workload, method=name, trained=trained) for name, way in LIGHTER.get(workload.method, {}).items()
+    }
 
-    def fits(cluster: Cluster, **changes: Any) -> bool:
+    def fits(cluster: Cluster, workload: Workload) -> bool:
         batch = math.ceil(workload.batch / cluster.gpus) * cluster.gpus
         try:
-            return chosen(candidates(replace(workload, batch=batch, **changes), cluster)) is not None
+            return chosen(candidates(replace(workload, batch=batch), cluster)) is not None
         except UserError:  # images do not go with it
             if workload.images:
                 return False
             raise
 
     ways = [
-        next((way for way, larger in clusters.items() if fits(larger)), ""),
-        next((way for way, change in shorter.items() if fits(cluster, **change)), ""),
-        LIGER if workload.kernels != ("Liger",) and fits(cluster, kernels=("Liger",)) else "",
-        next((way for way, change in lighter.items() if fits(cluster, **change)), ""),
+        next((way for way, larger in clusters.items() if fits(larger, workload)), ""),
+        next((way for way, changed in shorter.items() if fits(cluster, changed)), ""),
+        LIGER if workload.kernels != ("Liger",) and fits(cluster, replace(workload, kernels=("Liger",))) else "",
+        next((way for way, changed in lighter.items() if fits(cluster, changed)), ""),
     ]
     return " or ".join(filter(None, ways))

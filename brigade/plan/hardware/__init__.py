@@ -102,13 +102,13 @@ def gpu(kind: str) -> Gpu:
     short = {re.sub(r" \d+GB$", "", key): key for key in reversed(known)}  # without its memory
     within = [name for name, key in short.items() if _name(key)[0] and _name(key)[0] <= words]
     near = max(within, key=len, default="") or nearest(re.sub(r"\d+ ?gi?b?\b", "", kind, flags=re.I).strip(), short)
-    entry = ", ".join(f"{name}: ..." for name in calibration.NUMBERS)
+    numbers = ", ".join(f"{name}: ..." for name in calibration.NUMBERS)
     raise UserError(
         f"GPU kind {kind[:60]!r}",
         "it is not in the catalogue"
         + ("" if near else f"; known are {', '.join([*known][:20])}, ... ({len(known)} in all)"),
         (f"did you mean {short[near]!r}? Or " if near else "")
-        + f"describe it in {calibration.named()}: gpus: {{{kind[:60]!r}: {{driver: NAME, {entry}}}}}; "
+        + f"describe it in {calibration.named()}: gpus: {{{kind[:60]!r}: {{driver: NAME, {numbers}}}}}; "
         + "units and examples: brigade/plan/hardware/hardware.yaml",
     )
 

@@ -1,7 +1,7 @@
 """Measure the first ten steps of a run, and compare them with the plan: one line, and an entry in run.yaml."""
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import TrainerCallback
@@ -36,7 +36,7 @@ class CompareWithPlan(TrainerCallback):
             self.states.on_substep_end(args, state, control)
 
     def on_step_end(
-        self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **given: Any
+        self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **given: object
     ) -> None:
         self.steps += 1
         if self.steps == WARM_UP - 2 and "model" in given:

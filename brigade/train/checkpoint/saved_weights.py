@@ -133,7 +133,7 @@ def _fsdp(folder: Path) -> dict[str, "torch.Tensor"]:
 
     unpickling.data_only()
     unpickling.check(unpickling.pickled(folder / "pytorch_model_fsdp_0"))
-    state: dict[str, torch.Tensor] = {}
+    state: dict[str, dict[str, torch.Tensor]] = {}
     reader = FileSystemReader(folder / "pytorch_model_fsdp_0")
     _load_state_dict(state, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
     return state["model"]

@@ -38,18 +38,18 @@ def reader_of(schema: "pyarrow.Schema") -> Callable[[Fields], Fields]:
     return read_row
 
 
-def _features(schema: "pyarrow.Schema") -> Any:
+def _features(schema: "pyarrow.Schema") -> object:
     try:
         return json.loads((schema.metadata or {}).get(HUGGINGFACE, b"{}"))["info"]["features"]
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def _inner(feature: object, key: str) -> Any:
+def _inner(feature: object, key: str) -> object:
     return feature.get(key) if isinstance(feature, dict) else None
 
 
-def _reader(kind: Any, feature: Any) -> Read | None:
+def _reader(kind: "pyarrow.DataType", feature: object) -> Read | None:
     """Return what reads the values of an Arrow type; None where they are right as they are. feature: of datasets, where known"""
     from pyarrow import types
 
@@ -76,7 +76,7 @@ def _reader(kind: Any, feature: Any) -> Read | None:
     return None
 
 
-def _decode(value: object) -> Any:
+def _decode(value: object) -> object:
     return json.loads(value) if isinstance(value, str | bytes) else value
 
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from ..host.checksums import Manifest
 from ..recipe.settings import Settings
 from . import chat_template, encode, mixing, packing, sources, stream
 from .image_store import StoredImages
-from .images import folder_of_images
+from .images import ImageProcessor, folder_of_images
 from .keys import names_of, without_weight
 from .layout import ENCODING, FORMAT, META, folder_of, outdated
 from .places import files_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def build(settings: Settings, tokenizer: "PreTrainedTokenizerBase", images: Any = None) -> Fields:
+def build(settings: Settings, tokenizer: "PreTrainedTokenizerBase", images: ImageProcessor | None = None) -> Fields:
     """Prepare data in the cache; returns what a run has to know of it: fingerprint, folder, names of the sources, and how chats
     are written. Raises UserError as `prepare` does.
 
@@ -75,7 +75,7 @@ def _digest(content: object) -> str:
 
 
 def plan(
-    settings: Settings, tokenizer: "PreTrainedTokenizerBase", images: Any = None
+    settings: Settings, tokenizer: "PreTrainedTokenizerBase", images: ImageProcessor | None = None
 ) -> tuple[encode.Encoder, list[sources.Origin], str]:
     """Return the encoder, the opened sources, and the fingerprint of what they will yield, but for their images."""
     import tokenizers

@@ -331,7 +331,7 @@ def _with_images(probes: list[Message]) -> bool:
     return any(isinstance(turn["content"], list) for probe in probes for turn in probe["conversation"])
 
 
-def _default(variable: tuple[str, Any]) -> str:
+def _default(variable: tuple[str, object]) -> str:
     name, value = variable
     return f"{{%- set {name} = {name} | default({json.dumps(value)}) -%}}\n"
 
@@ -343,7 +343,7 @@ def _with_json_arguments(probe: Message) -> Message:
     return probe
 
 
-def _render(tokenizer: "PreTrainedTokenizerBase", probe: Message, **variables: Any) -> str | None:
+def _render(tokenizer: "PreTrainedTokenizerBase", probe: Message, **variables: object) -> str | None:
     with suppress(Exception):  # it refuses a system turn, or tools
         return tokenizer.apply_chat_template(**probe, tokenize=False, **variables)
     return None

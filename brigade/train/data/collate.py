@@ -4,7 +4,7 @@ Attention learns where samples begin in each way that an implementation of Trans
 again (eager, SDPA, flex) and from cumulative lengths (flash, varlen). Neither works with an attention mask or a cache.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,10 +58,10 @@ class WithFiller(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return len(self.sequences)
 
-    def __getitem__(self, index: Any) -> TokenSequence:
+    def __getitem__(self, index: int) -> TokenSequence:
         return self.filler if index == FILLER else self.sequences[index]
 
-    def __getitems__(self, indices: Any) -> tuple[list[TokenSequence], float | None] | UserError:
+    def __getitems__(self, indices: Iterable[int]) -> tuple[list[TokenSequence], float | None] | UserError:
         """Return them, or in their place the UserError of reading them, for CarriesErrors."""
         supervised = getattr(indices, "supervised", None)
         try:
@@ -239,24 +239,24 @@ class CarriesErrors:
     A process that reads ahead is no part of the run: torch would raise a RuntimeError around the text of its traceback.
     """
 
-    def __init__(self, collate: Any) -> None:
+    def __init__(self, collate: "Collate") -> None:
         self.collate = collate
 
-    def __call__(self, fetched: object) -> Any:
+    def __call__(self, fetched: tuple[list[TokenSequence], float | None] | UserError) -> MicroBatch | UserError:
         try:
             return fetched if isinstance(fetched, UserError) else self.collate(fetched)
         except UserError as error:
             return error
 
 
-def drawn(micro_batch: object) -> Any:
+def drawn(micro_batch: Inputs | UserError) -> Inputs:
     """Return a micro-batch of a Loader. Raises the UserError that stands in its place."""
     if isinstance(micro_batch, UserError):
         raise micro_batch
     return micro_batch
 
 
-def on_device(micro_batch: Mapping[str, Any], device: torch.device) -> MicroBatch:
+def on_device(micro_batch: Inputs, device: torch.device) -> MicroBatch:
     """Return the micro-batch with its tensors on the device; the host does not wait for copies from pinned memory.
 
     Micro-batches within it move, too. Tensors that tell where samples begin remember the ones on the host: see on_host(). Raises
@@ -273,7 +273,7 @@ def on_device(micro_batch: Mapping[str, Any], device: torch.device) -> MicroBatc
     return moved
 
 
-def on_host(tensor: Any) -> torch.Tensor:
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
     """Return the values of a tensor that tells where samples begin: those that on_device() had, else a copy, for which the host
     waits."""
     return getattr(tensor, "on_host", tensor).cpu()

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from . import rendered
 from .chat_template import ChatTemplates, bounded_template
 from .encoded import BAD, CUT, EMPTY, SAMPLE, SPLIT, WHOLE, Encoded, entry
 from .image_tokens import ImageTokens
-from .images import NO_RULES, ImageReader, ImageRules, ImageSource, folder_of_images
+from .images import NO_RULES, ImageProcessor, ImageReader, ImageRules, ImageSource, folder_of_images
 from .keys import Columns, names_of
 from .kinds import KINDS
 from .rendering import Chats
@@ -45,7 +45,7 @@ class Encoder:
     train_on_last_turn_only: bool = False
     thinking: str = "template"
     rows: str = ANSWERS
-    images: Any = None
+    images: ImageProcessor | None = None
     image_rules: ImageRules = NO_RULES
     own_tokens: tuple[str, ...] = ()
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 from ...errors import shown
 from ...errors.tables import Document
@@ -18,7 +17,7 @@ BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM", b"II*\x00", 
 BESIDE = ("path", "paths", "file", "files", "filename", "name", "url", "urls", "bytes", "base64", "data", "src", "list")
 
 
-def given(row: Row) -> tuple[str, list[Any]]:
+def given(row: Row) -> tuple[str, list[object]]:
     """Return the source's name of the column with the row's images, and what it holds; "" and [] where there is none. Raises
     BadRow for a column that holds no images."""
     there = [key for key in IMAGES if not says_nothing(row.get(key))]
@@ -85,7 +84,7 @@ def _looks_like_image(value: object) -> bool:
     return BASE64.fullmatch(value) is not None or (" " not in value and is_named_as_image(value))
 
 
-def _list_of(text: str) -> Any:
+def _list_of(text: str) -> object:
     """Return the list that a text is in JSON, or the text."""
     try:
         return json.loads(text)

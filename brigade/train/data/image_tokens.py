@@ -1,11 +1,11 @@
 """Where the tokens of images stand in a sample: for the check that they are as many as their features, and for cuts."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...errors import UserError
-from .images import ImageSource
+from .images import ImageProcessor, ImageSource
 from .rows import BadRow
 from .samples import Text
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class ImageTokens:
     """Tokens of images, as a processor's expansions have them. tokenizer: a Rust tokenizer; special: ids of special tokens"""
 
-    def __init__(self, processor: Any, tokenizer: "Tokenizer", special: set[int]) -> None:
+    def __init__(self, processor: ImageProcessor, tokenizer: "Tokenizer", special: set[int]) -> None:
         self.processor, self.tokenizer, self.special = processor, tokenizer, special
         self._layouts: dict[tuple[int, int], tuple[int, int, int]] = {}
 

@@ -15,7 +15,7 @@ import time
 import warnings
 from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
@@ -65,6 +65,18 @@ class ImageRules(NamedTuple):
 
 
 NO_RULES = ImageRules()
+
+
+class ImageProcessor(Protocol):
+    """What of a model's processor of images (model/images/processor.py) decides how samples are encoded."""
+
+    image_token: str
+    image_token_id: int
+    scales: bool
+
+    def expansion(self, width: int, height: int) -> str: ...
+
+    def identity(self) -> str: ...
 
 
 class LostImage(UserError):
@@ -156,7 +168,7 @@ class ImageReader:
         self.rules, self.folder = rules, folder
         self._known: dict[str, ImageSource] = {}
 
-    def read(self, given: Any) -> ImageSource:
+    def read(self, given: object) -> ImageSource:
         """Return an image as a row gives it: a path, an address, base64, or {"bytes", "path"} as the datasets library stores it.
         Raises BadRow, naming it, for one that is missing, broken, animated or too large."""
         if isinstance(given, dict):

@@ -3,7 +3,7 @@
 import codecs
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -38,7 +38,7 @@ class JsonLines(Files):
         super().__init__(paths)
         self.size = sum(path.stat().st_size for path in paths)
 
-    def chunks(self, cursor: Any = None) -> Iterator[Chunk]:
+    def chunks(self, cursor: Sequence[int] | None = None) -> Iterator[Chunk]:
         first, begin = cursor or (0, 0)
         for number in range(first, len(self.paths)):
             path = self.paths[number]
@@ -206,7 +206,7 @@ def _first_lines(path: Path) -> Iterator[bytes]:
             yield line
 
 
-def _decoded(line: bytes) -> Any:
+def _decoded(line: bytes) -> object:
     """Return the value of a line of JSON, or None where it is none."""
     try:
         return json.loads(line)

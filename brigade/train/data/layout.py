@@ -4,7 +4,7 @@ import glob
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..host import cache
 from ..host.urls import is_remote
@@ -12,7 +12,7 @@ from ..recipe.files import find
 from .downloads import downloaded
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 ENCODING = 9  # raise it when the same input would be encoded differently: an unfinished run then has other data
 FORMAT = 13  # of the cache: raise it when it would be stored differently, or only rare rows encoded differently
@@ -38,7 +38,7 @@ class ChatFormat:
     turn_by_turn: bool = False
     own_refuses: str = ""
 
-    def record(self, tokenizer: "PreTrainedTokenizerBase", generation: Any = None) -> None:
+    def record(self, tokenizer: "PreTrainedTokenizerBase", generation: "GenerationConfig | None" = None) -> None:
         """Write down, for a model that is saved, how its chats are written and where an answer ends.
 
         The tokenizer gets the template that the recipe names; where it names none, the tokenizer's own stays, even if one of ours

@@ -242,7 +242,7 @@ def _all_thoughts(turns: list[Message]) -> tuple[tuple[str, bool], ...]:
 def _chat_of(kind: Kind) -> tuple[list[Message], int]:
     """Return a chat with a turn of this kind, and the turn's number."""
 
-    def answer(text: str, thoughts: Any, calls: bool) -> Message:
+    def answer(text: str, thoughts: tuple[tuple[str, bool], ...], calls: bool) -> Message:
         turn = {"role": "assistant", "content": text} | {key: _THOUGHT if filled else "" for key, filled in thoughts}
         return turn | {"tool_calls": [_CALL]} if calls else turn
 

@@ -97,7 +97,7 @@ def turns(
     return whole
 
 
-def turns_from_text(value: Any, called: str = "messages") -> Any:
+def turns_from_text(value: object, called: str = "messages") -> Any:
     """Return the list of turns that a value is, in whatever spelling: JSON in a text (perhaps encoded twice), Python's or NumPy's
     repr, as tables in CSV hold it, an object that holds nothing but messages, an object of lists (which the datasets library
     makes of a sequence of objects), or a single message. Any other value is returned as it is: answers may be JSON, too.
@@ -108,7 +108,7 @@ def turns_from_text(value: Any, called: str = "messages") -> Any:
     """
     if isinstance(value, list) and not (value and isinstance(value[0], str)):
         return value
-    read = value
+    read: Any = value
     if isinstance(value, str):
         if _OBJECT.match(value):
             raise BadRow(f"{called} is what Python prints of an object: {shown(value)}", "write its fields, as JSON")
@@ -156,13 +156,14 @@ def _turns_within(value: Fields, called: str) -> Any:
     return [value] if others else inner
 
 
-def _parts_from_text(text: str) -> Any:
+def _parts_from_text(text: str) -> list[Fields] | str:
     """Return the parts that a content's text spells, as turns_from_text() does with turns; else the text."""
     parts = _read_list(text) if "type" in text else None
-    typed = isinstance(parts, list) and all(
+    if isinstance(parts, list) and all(
         isinstance(part, dict) and part.get("type") in PARTS and part["type"] in part for part in parts
-    )
-    return parts if typed else text
+    ):
+        return parts
+    return text
 
 
 def _read_list(text: str) -> Any:
@@ -179,7 +180,7 @@ def _read_list(text: str) -> Any:
         return None
 
 
-def _read_lines(text: str) -> Any:
+def _read_lines(text: str) -> list[object] | None:
     """Return the values of a text of JSON, one a line; None where it is none."""
     try:
         return [json.loads(line) for line in text.splitlines() if line.strip()]
@@ -214,7 +215,7 @@ def _is_turn(value: Any, roles: Collection[str]) -> bool:
     return role in roles or (roles is not ROLES and role.lower() in roles)
 
 
-def _role(message: object) -> Any:
+def _role(message: object) -> object:
     if not isinstance(message, dict):
         return None
     return message["from"] if message.get("role") is None and "from" in message else message.get("role")
@@ -309,7 +310,7 @@ def _flags(content: Fields, role: str, called: str = "a {} turn") -> dict[str, b
     return flags
 
 
-def _joined(parts: list[Any], role: str, unread: set[str], images: RowImages | None) -> tuple[str, dict[str, bool]]:
+def _joined(parts: list[object], role: str, unread: set[str], images: RowImages | None) -> tuple[str, dict[str, bool]]:
     """Return the text of a content that is a list of parts, and the flags of its parts, which have to be alike."""
     texts, flags = [], []
     for part in parts:

@@ -5,7 +5,6 @@ chat template stay as they are.
 """
 
 from dataclasses import replace
-from typing import Any
 
 from ...errors import shown
 from ...errors.tables import Fields
@@ -177,7 +176,7 @@ def _divided(
     return before, better[same:], worse[same:]
 
 
-def _refuse_transcripts(names: list[str], answers: list[Any], prompt: object) -> None:
+def _refuse_transcripts(names: list[str], answers: list[object], prompt: object) -> None:
     """Raise BadRow for answers that are whole chats in one text, as HH-RLHF's are, and no dialogues that a prompt asks for."""
     texts = [answer for answer in answers if isinstance(answer, str)]
     signs = [sign for sign in map(transcript, texts) if sign]

@@ -18,6 +18,7 @@ from ..recipe.objectives import objective_of
 from ..recipe.settings import Settings
 from .build import build
 from .builtin import BUILT_IN, HELDOUT, TRAIN
+from .images import ImageProcessor
 from .layout import ENCODING, FORMAT, META, NONE, TEMPLATES, ChatFormat, folder_of, outdated, paths_of
 from .store import Samples
 from .stream import Stream
@@ -52,7 +53,7 @@ class Prepared:
             self.train.close()
 
 
-def prepare(settings: Settings, tokenizer: "PreTrainedTokenizerBase", images: Any = None) -> Prepared:
+def prepare(settings: Settings, tokenizer: "PreTrainedTokenizerBase", images: ImageProcessor | None = None) -> Prepared:
     """Return the training and held-out samples of a recipe, from the cache where the same was prepared before.
 
     images: the model's processor, of a recipe with data.images (brigade/train/model/images/processor.py)
@@ -96,7 +97,7 @@ def _is_there(known: str) -> bool:
     return not cache.flaw(folder) and not outdated(folder)
 
 
-def _inputs(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> Any:
+def _inputs(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[object, ...] | None:
     """Return what decides the outcome of build(), as a glance tells it: equal inputs give equal data, and files need not be read.
     None where a glance is not enough: for a stream, a set of the datasets library, or images, which only the rows name."""
     import tokenizers

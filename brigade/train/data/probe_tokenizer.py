@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from tokenizers.normalizers import Normalizer
 
 MEMORY = 3 * 2**29  # bytes of addresses; a vocabulary of 262,144 tokens takes 0.5 GiB
 SECONDS = 30  # of a CPU, for all: usual tokenizers take 1 to 5
@@ -34,7 +35,7 @@ def words_of(node: object) -> list[str]:
     return [node] if isinstance(node, str) else []
 
 
-def probes(document: dict[str, Any]) -> list[str]:
+def probes(document: dict[str, object]) -> list[str]:
     """Return the texts to try: nothing; then short runs of each letter, long ones of those that patterns name or have classes
     for. They end in what no pattern matches whole, and then in all that one may look for before it begins to backtrack."""
     words = [word for step in STEPS for word in words_of(document.get(step)) if len(word) < LONGEST]
@@ -48,7 +49,7 @@ def probes(document: dict[str, Any]) -> list[str]:
     return ["", *shorts, *runs, *(run + end for run in runs), *(letter * SIZE + end for letter in letters)]
 
 
-def steps_of(normalizer: Any) -> list[Any]:
+def steps_of(normalizer: Any) -> list[Normalizer]:
     """Return the steps of a normalizer one by one: what grows in nine of them is seen after two."""
     if type(normalizer).__name__ != "Sequence":
         return [] if normalizer is None else [normalizer]

@@ -9,7 +9,7 @@ import datetime
 import decimal
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from .arrow_values import reader_of
 
 if TYPE_CHECKING:
     import pyarrow
+    from datasets import Dataset, IterableDataset
     from pyarrow import parquet
 
 CHUNK_BYTES, CHUNK_ROWS = 1 << 20, 1000
@@ -57,7 +58,7 @@ class Chunk(Protocol):
     """Rows that are tokenised together. after: the cursor behind them; size: in the unit of Rows.size"""
 
     @property
-    def after(self) -> Any: ...
+    def after(self) -> object: ...
 
     @property
     def size(self) -> int: ...
@@ -159,7 +160,7 @@ def refuse_twice(names: Iterable[str], place: str) -> None:
         raise UserError(place, f"two columns are called {twice[0]!r}", "rename one of them, or leave it out")
 
 
-def _arrow_chunk(batch: "pyarrow.RecordBatch", called: str, first: int, after: Any) -> RowChunk:
+def _arrow_chunk(batch: "pyarrow.RecordBatch", called: str, first: int, after: object) -> RowChunk:
     """Return a record batch as bytes of its own: pickling a slice would take along the whole table."""
     import pyarrow
 
@@ -186,7 +187,7 @@ class Files:
         """Yield all rows of a file. Raises UserError where it is broken."""
         raise NotImplementedError
 
-    def chunks(self, cursor: Any = None) -> Iterator[Chunk]:
+    def chunks(self, cursor: Sequence[int] | None = None) -> Iterator[Chunk]:
         first, done = cursor or (0, 0)
         for number in range(first, len(self.paths)):
             path = self.paths[number]
@@ -252,7 +253,7 @@ class Parquet(Files):
         with _whole_parquet(path):
             return pyarrow.parquet.ParquetFile(path)
 
-    def chunks(self, cursor: Any = None) -> Iterator[Chunk]:
+    def chunks(self, cursor: Sequence[int] | None = None) -> Iterator[Chunk]:
         first, skipped = cursor or (0, 0)
         for number in range(first, len(self.paths)):
             path = self.paths[number]
@@ -320,7 +321,7 @@ class Table:
     version: configuration, split and commit of the data set at `place`
     """
 
-    def __init__(self, split: Any, place: str, version: tuple[str | None, ...] = ()) -> None:
+    def __init__(self, split: "Dataset | IterableDataset", place: str, version: tuple[str | None, ...] = ()) -> None:
         import datasets
 
         self.place, self.split, self.version = place, split, version
@@ -334,7 +335,7 @@ class Table:
         files = [digest(path) for path in sorted(folder.rglob("*")) if path.is_file()] if local else [self.place]
         return [*files, repr(self.version)]
 
-    def chunks(self, cursor: Any = None) -> Iterator[RowChunk]:
+    def chunks(self, cursor: tuple[int, dict[str, object] | None] | None = None) -> Iterator[RowChunk]:
         done, state = cursor or (0, None)
         if done and done == self.size:  # datasets selects no empty range at its end
             return

@@ -8,12 +8,11 @@ micro-batches have more places than the global batch has sequences. (A sample he
 
 import copy
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import numpy as np
 import torch
 
-from .collate import FILLER, CarriesErrors, WithFiller
+from .collate import FILLER, CarriesErrors, Collate, WithFiller
 
 
 class Indices(list):  # type: ignore[type-arg]
@@ -118,7 +117,7 @@ class Loader(torch.utils.data.DataLoader):
     """A DataLoader over GlobalBatches that takes an epoch's number. It stays out of accelerator.prepare, which would
     shard and pad the batches once more. Who draws from it calls drawn()."""
 
-    def __init__(self, sequences: WithFiller, batches: Any, collate: Any, workers: int) -> None:
+    def __init__(self, sequences: WithFiller, batches: GlobalBatches, collate: Collate, workers: int) -> None:
         super().__init__(
             sequences,
             batch_sampler=batches,

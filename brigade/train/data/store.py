@@ -153,7 +153,7 @@ class Samples(Sequence[TokenSequence]):
             else np.zeros(0, dtype=np.int64)
         )
 
-    def __getstate__(self) -> tuple[Any, ...]:  # a worker process maps the files anew
+    def __getstate__(self) -> tuple[object, ...]:  # a worker process maps the files anew
         how = self.folder, self.split, self.most, self.rows, self.max_length
         return *how, self._manifest, self._reference
 

@@ -1,8 +1,7 @@
 """The files of a store, compared with its manifest before anything of them is used."""
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ..host.checksums import BLOCK, Manifest
 
@@ -10,7 +9,7 @@ from ..host.checksums import BLOCK, Manifest
 class Flat:
     """A file of values end to end, mapped into memory. A block of it is compared with its checksum when it is read first."""
 
-    def __init__(self, manifest: Manifest, name: str, dtype: Any) -> None:
+    def __init__(self, manifest: Manifest, name: str, dtype: DTypeLike) -> None:
         """Raises DamagedFile where the file has another size than it was written with."""
         manifest.check_size(name)
         self._manifest, self._name = manifest, name

@@ -74,7 +74,7 @@ def hold_out(settings: Settings, encoder: Encoder, origins: list[sources.Origin]
     return {"format": FORMAT, "begins": begins}
 
 
-def _hold_out(number: int, origin: sources.Origin, settings: Settings, encoder: Encoder, writer: Writer) -> Any:
+def _hold_out(number: int, origin: sources.Origin, settings: Settings, encoder: Encoder, writer: Writer) -> object:
     """Store the held-out samples of a source: its own split's, or else its first ones. Returns where training begins."""
     loaded = LoadedEncoder(encoder)
     first_trained = next(origin.train.chunks(), None) if origin.heldout else None  # else encoded() tries it, below
@@ -160,7 +160,7 @@ def read_from(origin: sources.Origin, loaded: LoadedEncoder, cursor: object) -> 
         held = 0
 
 
-def behind(cursor: object, part: Encoded, samples: int) -> Any:
+def behind(cursor: object, part: Encoded, samples: int) -> object:
     """Return where training begins if a source's first samples are held out, the last of them being the first `samples` (at least
     one) of the chunk that was read at `cursor`: at the next row, so that no text lies on both sides."""
     if samples == len(part.samples):
@@ -239,7 +239,7 @@ class Stream:
     _entered: int = 0  # the number after the last window that `entered` gave
 
     @classmethod
-    def of_recipe(cls, settings: Settings, tokenizer: "PreTrainedTokenizerBase", begins: list[Any]) -> "Stream":
+    def of_recipe(cls, settings: Settings, tokenizer: "PreTrainedTokenizerBase", begins: list[object]) -> "Stream":
         """Return the stream of a recipe. begins: for each source, the cursor at which training begins"""
         sources_at = {"begins": begins, "cursors": begins, "samples": [0] * len(begins)}
         start = {"number": 0, "first_row": 0, **sources_at}

@@ -40,7 +40,7 @@ _GO_ON: Message = {"role": "user", "content": "Go on"}
 _FIRST, _SECOND = "The first thought.", "The second thought."
 
 
-def _answer(thought: str, within: bool = False, **more: Any) -> Message:
+def _answer(thought: str, within: bool = False, **more: object) -> Message:
     if within:
         return {"role": "assistant", "content": f"<think>\n{thought}\n</think>\n\nDone."}
     return {"role": "assistant", "content": "Done.", "reasoning_content": thought, **more}

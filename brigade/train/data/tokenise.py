@@ -5,7 +5,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
@@ -15,7 +15,7 @@ from ..recipe.objectives import objective_of
 from ..recipe.settings import Settings
 from . import chat_template, encode, tokenizer_trial, workers
 from .encoded import Encoded, refusal
-from .images import ImageRules
+from .images import ImageProcessor, ImageRules
 from .keys import Columns
 from .rows import Rows
 
@@ -26,7 +26,9 @@ MOST = 64  # processes: more of them wait for the one that writes what they make
 LISTED, MANY = 10, 1000  # reasons that are named; bad rows after which no more are looked for
 
 
-def encoder_of(settings: Settings, tokenizer: "PreTrainedTokenizerBase", images: Any = None) -> encode.Encoder:
+def encoder_of(
+    settings: Settings, tokenizer: "PreTrainedTokenizerBase", images: ImageProcessor | None = None
+) -> encode.Encoder:
     """Return how the recipe's rows become tokens. images: the model's processor, of a recipe with data.images. Raises UserError
     for a tokenizer that is not a Rust one."""
     data = settings.recipe.data

@@ -177,7 +177,7 @@ def _is_plain(file: Path) -> bool:
     return max(map(len, tokens), default=0) < _SHORT and _are_plain(steps, longest_word)
 
 
-def _are_plain(steps: list[Any], longest_word: int) -> bool:
+def _are_plain(steps: list[object], longest_word: int) -> bool:
     """Whether a tokenizer's parts have few steps, which are all plain, and its model takes no long words."""
     kinds = [_types(step) for step in steps]
     short = longest_word <= _SHORT and all(len(json.dumps(step)) < _SHORT for step in steps)

@@ -70,7 +70,7 @@ def _refuse_others(name: str, levels: Mapping[str, Document]) -> None:
                 raise BadRow(problem, f'write "arguments": {{...}} instead of {key!r}, {{}} for a call that has none')
 
 
-def _arguments(value: object, called: str) -> Any:
+def _arguments(value: object, called: str) -> Fields:
     read = from_json(value, called)
     read = from_json(read, called) if isinstance(read, str) else read  # encoded twice
     if not isinstance(read, dict):

@@ -8,9 +8,10 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...errors import UserError, shown
+from ...errors.tables import Document, Fields
 from ..host.cluster import World
 from ..recipe.files import REPOSITORY
 from ..recipe.schema import difference
@@ -24,7 +25,7 @@ _VOLATILE = ("_name_or_path", "transformers_version")  # of a config.json, at an
 _BLOCK = 4096
 
 
-def check(same: dict[str, Any], world: World) -> None:
+def check(same: Document, world: World) -> None:
     """End all ranks with one message that names the first key in which a host differs from the first rank's, both values
     and both hosts. same: {what: {key: value}}, JSON-able, in the order in which differences are looked for."""
     same = json.loads(json.dumps(same, default=str))
@@ -42,7 +43,7 @@ def check(same: dict[str, Any], world: World) -> None:
                 raise UserError(f"the {kind}{f': {key}' if key else ''}", problem, cure)
 
 
-def of_model(config: "PreTrainedConfig", tokenizer: "PreTrainedTokenizerBase", *folders: Any) -> dict[str, Any]:
+def of_model(config: "PreTrainedConfig", tokenizer: "PreTrainedTokenizerBase", *folders: Path | str | None) -> Fields:
     """What check() compares: the model's configuration with all its values, and digests of its tokenizer and of the weights in
     `folders` (None: they are made from configuration and seed)."""
     # How it was last called (padding, truncation) is part of its state, but says nothing of it.
@@ -78,7 +79,7 @@ def digests(folder: Path) -> dict[str, str]:
     }
 
 
-def _without(keys: Iterable[str], tree: Any) -> Any:
+def _without(keys: Iterable[str], tree: object) -> object:
     if not isinstance(tree, dict):
         return tree
     return {key: _without(keys, below) for key, below in tree.items() if key not in keys}

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from ...errors import UserError, first_line
 from ...errors.console import counted
@@ -89,7 +89,7 @@ def _asked_of_nvml() -> tuple[int | None, str | None]:
     return count, version
 
 
-def _has_permission(nvml: Any, number: int) -> bool:
+def _has_permission(nvml: ModuleType, number: int) -> bool:
     """Whether this process may use the GPU. NVML counts also those of others' jobs (nvml.h: nvmlDeviceGetCount_v2)."""
     try:
         nvml.nvmlDeviceGetHandleByIndex(number)

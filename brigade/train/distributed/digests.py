@@ -160,7 +160,7 @@ def _hash(numbers: Iterable[int]) -> int:
     return xxhash.xxh3_64_intdigest(np.array(list(numbers), dtype=np.uint64).tobytes())
 
 
-def _first(ranks: tuple[int, ...], details: list[Any]) -> Difference | None:
+def _first(ranks: tuple[int, ...], details: list[list[tuple[int, str, float | None, str]]]) -> Difference | None:
     """The first thing that differs between ranks, beyond rounding where that may differ.
 
     details: of each rank, (digest, name, norm or None, value in words) of each thing

@@ -82,7 +82,7 @@ def refused(sender: str, problem: str) -> UserError:
     return UserError(f"an exchange with {sender}", problem, CURE)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):
@@ -94,7 +94,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"ranks do not send each other a {type(value).__name__}: give them its values (exchange.py)")
 
 
-def _made(found: dict[str, Any]) -> Any:
+def _made(found: dict[str, object]) -> object:
     ((kind, items),) = found.items()
     if kind not in _MADE_OF or not isinstance(items, list):
         raise ValueError(kind)

@@ -18,6 +18,7 @@ from .stop import Signals
 from .supervised import Agent
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
     from torch.distributed import ProcessGroup, Store
 
@@ -52,7 +53,7 @@ class ForwardPass:
     def told(
         self,
         end_to_end: bool | None = None,
-        of_tower: Mapping[str, Any] | None = None,
+        of_tower: Mapping[str, Tensor | np.ndarray] | None = None,
         weights: Tensor | None = None,
     ) -> Iterator[None]:
         """Say this of the pass inside, and nothing of it behind: another model's would be told wrong."""

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...errors import exit_code, first_line, whose
@@ -223,7 +224,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _group() -> Any:
+def _group() -> ModuleType | None:
     """torch.distributed where the process group stands, else None. Imports nothing: a typo is reported without torch."""
     dist = sys.modules.get("torch.distributed")
     return dist if dist and dist.is_available() and dist.is_initialized() else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -110,10 +110,10 @@ class DeepSpeed(Engine):
 
         zero_shares.load_moments(trainer.deepspeed.optimizer, moments_of)
 
-    def loss_scale(self, trainer: StepContext) -> dict[str, object] | None:
+    def loss_scale(self, trainer: StepContext) -> dict[str, float] | None:
         return {"scale": float(trainer.deepspeed.optimizer.loss_scaler.cur_scale)} if self.training.fp16 else None
 
-    def set_loss_scale(self, trainer: StepContext, state: Mapping[str, Any]) -> None:
+    def set_loss_scale(self, trainer: StepContext, state: Mapping[str, float]) -> None:
         if self.training.fp16:
             trainer.deepspeed.optimizer.loss_scaler.cur_scale = float(state["scale"])
 

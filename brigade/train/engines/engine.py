@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
     from transformers.utils import ModelOutput
 
+    from ..checkpoint.states import States
+    from ..data import store
     from ..model.sample_by_sample import Samples
     from .shares import Moments, Share
 
@@ -200,7 +202,7 @@ class Engine:
         """Return shares.Share: what this rank steps of each trained parameter, and where that lies in memory."""
         return shares.shares_of(trainer.model)
 
-    def reading(self, source: Any, trainer: StepContext) -> Any:
+    def reading(self, source: States, trainer: StepContext) -> Any:
         """Return a checkpoint's states, read by these shares' own numbers."""
         return source
 
@@ -215,12 +217,12 @@ class Engine:
         """Give the optimizer moments. moments_of: id of the tensor that it steps -> that one's moments and step"""
         shares.load_moments(trainer.optimizer, moments_of, self.training.optim in COUNT_IN_GROUPS)
 
-    def loss_scale(self, trainer: StepContext) -> dict[str, object] | None:
+    def loss_scale(self, trainer: StepContext) -> dict[str, float] | None:
         """Return the state of fp16's loss scale, with "scale" in it, or None where no loss is scaled."""
         scaler = trainer.accelerator.scaler
         return scaler.state_dict() if scaler is not None else None
 
-    def set_loss_scale(self, trainer: StepContext, state: Mapping[str, Any]) -> None:
+    def set_loss_scale(self, trainer: StepContext, state: Mapping[str, float]) -> None:
         """Set what `state` has of loss_scale()'s; nothing where no loss is scaled."""
         scaler = trainer.accelerator.scaler
         if scaler is not None:
@@ -280,7 +282,7 @@ class StepContext(Protocol):
     @property
     def base_files(self) -> BaseFiles: ...
 
-    def eval_loader(self, samples: Any) -> Loader: ...
+    def eval_loader(self, samples: store.Samples | torch.utils.data.Subset) -> Loader: ...
 
     def to_device(self, inputs: MicroBatch) -> MicroBatch: ...
 

@@ -28,6 +28,7 @@ from .parallel.pipeline_zero1 import Zero1
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from ..checkpoint.states import States
     from .shares import Share
 
 
@@ -173,7 +174,7 @@ class PipelineEngine(Engine):
         trained = (parameter for parameter in trainer.model.parameters() if parameter.requires_grad)
         return ((parameter, 0, local(parameter).numel(), parameter, 0, None) for parameter in trained)
 
-    def reading(self, source: Any, trainer: StepContext) -> Any:
+    def reading(self, source: States, trainer: StepContext) -> States | OwnPart:
         divided = {name: each for name, each in trainer.model.named_parameters() if isinstance(each, DTensor)}
         return OwnPart(source, divided) if divided else source
 

@@ -5,7 +5,7 @@ selectively is torch's (torch.utils.checkpoint: create_selective_checkpoint_cont
 Transformers 5.23 asks for page-locked memory also where there is no GPU, and fails.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -25,7 +25,7 @@ PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 ATTENTION = ("scaled_dot_product", "varlen_attn", "flash_attn", "flash_attention", "flex_attention")
 
 
-def options(training: TrainingSection) -> dict[str, Any]:
+def options(training: TrainingSection) -> dict[str, int]:
     """Return Transformers' options of activation checkpointing (TrainingArguments.activation_checkpointing_kwargs)."""
     again = training.recomputation
     # The reentrant form finds no input that requires a gradient where embeddings are frozen, and breaks DDP's hooks.
@@ -63,7 +63,7 @@ def _checkpoints_by_layer(model: torch.nn.Module) -> bool:
     return any(isinstance(module, GradientCheckpointingLayer) for module in model.modules())
 
 
-def _keep_on_host(checkpoint: Callable[..., object], *given: object, **options: object) -> Any:
+def _keep_on_host(checkpoint: Callable[..., object], *given: object, **options: object) -> object:
     """Checkpoint a layer whose inputs wait in host memory, page-locked beside a GPU. Both copies are on the computing stream."""
     with save_on_cpu(pin_memory=torch.cuda.is_available()):
         return checkpoint(*given, **options)
@@ -76,7 +76,7 @@ def _together(makers: list[Callable[[], Contexts]]) -> Contexts:
 
 
 @contextmanager
-def _entered(contexts: Any) -> Any:
+def _entered(contexts: Iterable[AbstractContextManager[object]]) -> Iterator[None]:
     with ExitStack() as stack:
         for context in contexts:
             stack.enter_context(context)

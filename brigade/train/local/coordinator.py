@@ -145,7 +145,7 @@ class Coordinator:
             self._refuse_strangers()
             self._conclude(0, {}, True)
 
-    def _conclude(self, seq: int, said: dict[int, Any], admits: bool) -> None:
+    def _conclude(self, seq: int, said: dict[int, object], admits: bool) -> None:
         joined = dict(sorted(self.joining.items())) if admits else {}
         members = sorted({*self.members, *joined})
         self.last = {"seq": seq, "members": members, "said": said, "joined": joined}

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 import torch.distributed as dist
@@ -109,7 +109,7 @@ class Line:
                 return socket.create_connection((address, self.where["port"]), timeout=GREETING)
         raise OSError("no address of the coordinator answers")
 
-    def _greet(self, line: socket.socket, lines: Any) -> entrance.Seal:
+    def _greet(self, line: socket.socket, lines: BinaryIO) -> entrance.Seal:
         """Say hello; the seal by which the two know each other. lines: what is read from the line"""
         ours = entrance.nonce()
         line.sendall(ours)
@@ -181,7 +181,7 @@ class ElasticPeers(Peers):
         return self.members[:1] == [self.replica]
 
     # ---- small things, over the coordinator ------------------------------------------------------------------------
-    def join(self, about: Any) -> dict[int, Any]:
+    def join(self, about: Message) -> dict[int, Message]:
         """Wait until the others take this replica in. Return the `about` of each replica that joins at the same time, its own
         included: at the start of a run, of all. A collective."""
         result = self._say({"join": about})

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from ...errors.console import counted
+from ...errors.tables import Document
 from .. import upstream
 from ..checkpoint import manifest
 from ..data.moving_batches import MovingBatches, Shares
@@ -104,11 +105,11 @@ class ElasticSteps(LocalSteps):
         state.num_train_epochs = self.epochs_asked
         self.joined_at, self.there = state.global_step, list(self.peers.members)
 
-    def _rate(self, curve: Any, step: int) -> float:
+    def _rate(self, curve: Callable[[float], float], step: int) -> float:
         """Return a schedule's value at a step: it goes by what has been trained on."""
         return curve(step - self.shares.behind)
 
-    def _take_shares(self, saved: dict[str, Any] | None) -> None:
+    def _take_shares(self, saved: Document | None) -> None:
         """Take the shares of a checkpoint, unless its run had another number of replicas: their shares are none of these."""
         step = self.trainer.state.global_step
         if saved and saved["replicas"] == self.shares.replicas:

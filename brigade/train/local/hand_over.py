@@ -2,15 +2,16 @@
 
 import io
 import pickle
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...errors.tables import Document
 from ..distributed import exchange
 from ..engines import shares
 from ..engines.engine import StepContext
 from ..recipe.training_section import COUNT_IN_GROUPS
+from .outer import Outer
 
 # Of a TrainerState, what the run has reached.
 REACHED = (
@@ -24,7 +25,7 @@ REACHED = (
 )
 
 
-def pack(trainer: StepContext, outer: Any, counts: dict[str, Any]) -> bytes:
+def pack(trainer: StepContext, outer: Outer, counts: Document) -> bytes:
     """Pack what this rank keeps for the same rank of another replica: synchronised weights, momentum, optimizer states, schedule,
     loss scale and place in the run. counts: of the whole run so far"""
     data = io.BytesIO()
@@ -42,7 +43,7 @@ def pack(trainer: StepContext, outer: Any, counts: dict[str, Any]) -> bytes:
 
 
 @torch.no_grad()
-def unpack(trainer: StepContext, outer: Any, data: bytes, sender: str) -> dict[str, Any]:
+def unpack(trainer: StepContext, outer: Outer, data: bytes, sender: str) -> Document:
     """Take over what pack() made, and return its counts. A collective of the replica.
 
     Raises UserError, at `sender`, for other data.
@@ -72,7 +73,7 @@ def _owners(trainer: StepContext) -> list[Tensor]:
     return list({id(owner): owner for _, _, _, owner, _, _ in trainer.engine.shares(trainer)}.values())
 
 
-def _moments(trainer: StepContext) -> list[dict[str, Any]]:
+def _moments(trainer: StepContext) -> list[dict[str, Tensor | float]]:
     """Return, of each owner, its moments, flat, and its step: as an engine's load_moments takes them."""
     optimizer = trainer.engine.optimizer(trainer)
     steps = {}  # of optimizers that count in their groups
@@ -82,6 +83,6 @@ def _moments(trainer: StepContext) -> list[dict[str, Any]]:
     for owner in _owners(trainer):
         kept = dict(optimizer.state.get(owner, {}))
         step = kept.pop("step", steps.get(id(owner)))
-        moments: dict[str, Any] = {key: shares.flat(value).cpu().clone() for key, value in kept.items()}
+        moments = {key: shares.flat(value).cpu().clone() for key, value in kept.items()}
         found.append(moments | ({} if step is None else {"step": float(step)}))
     return found

@@ -13,12 +13,12 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...errors.tables import Document
 from ..engines import shares
 from ..engines.engine import StepContext
 from ..upstream import unpickling
@@ -129,7 +129,7 @@ class Outer:
             return list(self._assemble(saved, "local"))
         return None
 
-    def _assemble(self, saved: list[Any], key: str) -> Iterator[Tensor]:
+    def _assemble(self, saved: list[Document], key: str) -> Iterator[Tensor]:
         """This rank's values, whatever part of them each file has."""
         pieces: dict[str, list[tuple[int, Tensor]]] = defaultdict(list)
         for file in saved:

@@ -140,7 +140,7 @@ def _seeded(seed: int) -> Iterator[None]:
             np.random.set_state(numpy)
 
 
-def _states() -> list[Any]:
+def _states() -> list[object]:
     """Return the state of each source of random numbers."""
     numpy: Any = np.random.get_state()
     return [random.getstate(), numpy[1].tolist(), numpy[2:], torch.get_rng_state().tolist()]

@@ -2,7 +2,7 @@
 sum, divided by the number that the model is told, is tried out and not believed."""
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import cross_entropy, pad
@@ -38,7 +38,11 @@ def return_token_losses(model: PreTrainedModel) -> None:
 
 
 def token_losses(
-    logits: torch.Tensor, labels: torch.Tensor | None = None, *_: Any, shift_labels: Any = None, **__: object
+    logits: torch.Tensor,
+    labels: torch.Tensor | None = None,
+    *_: object,
+    shift_labels: torch.Tensor | None = None,
+    **__: object,
 ) -> torch.Tensor:
     """Return the negative log-probability of each target, in nats; 0 where it is IGNORED: (targets,) in fp32.
 

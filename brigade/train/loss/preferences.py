@@ -113,7 +113,7 @@ class Preferences(Feature):
             torch.clear_autocast_cache()  # its copies of the weights have no gradient
 
     # ---- the loss ----------------------------------------------------------------------------------------------------
-    def loss(self, token_losses: torch.Tensor, batch: MicroBatch, items: Any) -> torch.Tensor:
+    def loss(self, token_losses: torch.Tensor, batch: MicroBatch, items: torch.Tensor | int) -> torch.Tensor:
         """Return this micro-batch's part of the step's loss, a scalar in fp32, and count its figures.
 
         token_losses: (targets,); items: pairs or labelled answers of the step over all ranks

@@ -4,7 +4,7 @@ Where the strategy shards weights, FSDP2 shards these layer by layer over all ra
 need nothing else of it. Elsewhere each rank has them whole.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...errors import UserError
 from .. import upstream
@@ -16,7 +16,7 @@ from ..upstream import fsdp2
 from . import own_loss
 
 if TYPE_CHECKING:  # seconds, and preflight imports this module for check()
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from ..engines.engine import StepContext
 
@@ -37,7 +37,7 @@ def check(run: Run, reference: str, config: "PreTrainedConfig") -> None:
         raise UserError(place, f"the reference is {theirs}, and the model {ours}", cure)
 
 
-def load_reference(trainer: "StepContext", reference: str) -> Any:
+def load_reference(trainer: "StepContext", reference: str) -> "PreTrainedModel":
     """Return the reference on this rank's device, ready for forward passes. A collective.
 
     reference: MODEL, a directory or a name on the Hub
@@ -50,7 +50,7 @@ def load_reference(trainer: "StepContext", reference: str) -> Any:
     with upstream.without_zero3(), fsdp2.every_rank_loads():
         source = load.weights(settings, load_config(settings))
         how = trainer.engine.where()
-        model: Any = load.load_model(settings, source, half_or_full(settings), run.kernels.attention, **how)
+        model = load.load_model(settings, source, half_or_full(settings), run.kernels.attention, **how)
         own_loss.apply(model, run.settings)
     model.requires_grad_(False).eval()
     sample_by_sample.divide(model)

@@ -11,14 +11,12 @@ on each rank. F has no gradient. It is known once all tokens of the step have pa
 micro-batches begins with a forward pass over each of them that only counts.
 """
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import torch
 from torch import distributed
 
-from ..data.collate import REAL
+from ..data.collate import REAL, Inputs
 from ..data.store import MicroBatch
 from ..distributed import heartbeat
 from ..distributed.process import this_process
@@ -54,7 +52,7 @@ class RouterLoss(Feature):
         this_process.heartbeat.enter(heartbeat.FORWARD)
         self.weights = self._weights(self._counts_ahead(micro_batches))
 
-    def before_micro_batch(self, inputs: Mapping[str, Any]) -> None:
+    def before_micro_batch(self, inputs: Inputs) -> None:
         self.real, self.logits = inputs[REAL].reshape(-1).float(), []
 
     def term(self) -> torch.Tensor:
@@ -77,7 +75,9 @@ class RouterLoss(Feature):
         logs["aux_loss"] = float(self.sum) / self.copies / max(1, self.steps)
         self.sum, self.steps = torch.zeros_like(self.sum), 0
 
-    def _record(self, index: int, module: Any, given: Any, output: Any) -> None:
+    def _record(
+        self, index: int, module: torch.nn.Module, given: object, output: torch.Tensor | tuple[torch.Tensor, ...]
+    ) -> None:
         """Recomputed layers (activation checkpointing) come after term(), and evaluations without before_micro_batch()."""
         if self.real is not None:
             self.logits.append(output[index] if isinstance(output, tuple) else output)

@@ -7,7 +7,7 @@ Held-out losses stay the plain cross-entropy.
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 TRIED = 4096  # tokens
+TokenLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # losses and targets of tokens -> other losses
 
 
 class Terms(NamedTuple):
@@ -34,7 +35,7 @@ class Terms(NamedTuple):
 
     smoothing: float = 0.0
     z: float = 0.0
-    own: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    own: TokenLoss | None = None
 
     @classmethod
     def of(cls, settings: Settings) -> "Terms":
@@ -78,11 +79,11 @@ def of_tokens(
     return losses + terms.z * (squares.sum() if reduction == "sum" else squares)
 
 
-def _by_function(own: Any, losses: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def _by_function(own: TokenLoss, losses: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return what the user's function makes of the losses of tokens; 0 where a target is IGNORED, of which it sees a loss of 1
     and token 0: whatever it computes there is finite, and so is its gradient."""
     ignored = targets == IGNORED
-    made: torch.Tensor = own(losses.masked_fill(ignored, 1.0), targets.masked_fill(ignored, 0))
+    made = own(losses.masked_fill(ignored, 1.0), targets.masked_fill(ignored, 0))
     return made.masked_fill(ignored, 0.0)
 
 
@@ -97,7 +98,7 @@ def _of_model(
     logits: torch.Tensor,
     labels: torch.Tensor | None = None,
     *_: object,
-    num_items_in_batch: Any = None,
+    num_items_in_batch: torch.Tensor | int | None = None,
     shift_labels: torch.Tensor | None = None,
     **__: object,
 ) -> torch.Tensor:
@@ -130,7 +131,7 @@ def check(settings: Settings, config: "PreTrainedConfig") -> None:
         )
 
 
-def _breaks_contract(load: Callable[[], Any], vocabulary: int) -> str:
+def _breaks_contract(load: Callable[[], TokenLoss], vocabulary: int) -> str:
     """Return in which way a function is none of single tokens; "" where it is one. load: returns it, before its first call"""
 
     def loaded() -> loss_trial.Function:

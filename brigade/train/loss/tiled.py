@@ -4,6 +4,7 @@ Each tile is computed again in the backward pass (torch.utils.checkpoint). A tok
 results are the same (Bekman et al. 2025, arXiv 2506.13996: Arctic Long Sequence Training).
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -12,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ...errors import UserError, first_line
 from .. import upstream
-from ..data.store import IGNORED
+from ..data.store import IGNORED, MicroBatch
 from ..model import trial
 from ..recipe.settings import Settings
 from ..recipe.value_types import fits_layer
@@ -90,7 +91,7 @@ def _tile_loss(model: "PreTrainedModel", tokens: int, by_token: bool, terms: Ter
     model.loss_function = _as_it_is
 
 
-def _ask(model: "PreTrainedModel", _: object, given: dict[str, Any]) -> None:
+def _ask(model: "PreTrainedModel", _: object, given: MicroBatch) -> None:
     """Tell the output layer what it is asked for. PEFT may hold two of them, the original and the trained one."""
     labels, shifted = given.get("labels"), given.get("shift_labels")
     if shifted is None and labels is not None:
@@ -130,10 +131,10 @@ class _Tiles:
         return torch.cat([_again(whole, self.mlp, tile) for tile in hidden.split(self.tokens, dim=1)], dim=1)
 
 
-def _again(compute: Any, *given: Any) -> torch.Tensor:
+def _again(compute: Callable[..., torch.Tensor], *given: object) -> torch.Tensor:
     """Return compute(*given), which is computed once more in the backward pass, where there is one."""
     if not torch.is_grad_enabled():
-        return compute(*given)  # type: ignore[no-any-return]
+        return compute(*given)
     return checkpoint(compute, *given, use_reentrant=False)  # type: ignore[no-any-return]
 
 

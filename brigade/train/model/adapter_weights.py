@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...errors import UserError, first_line
 from ..host.files import refuse_lfs_pointers
@@ -148,13 +148,13 @@ def at_the_start(model: torch.nn.Module, settings: Settings) -> Iterator[bool]:
         peft.set_peft_model_state_dict(model, kept)
 
 
-def trained(model: torch.nn.Module) -> dict[str, Any]:
+def trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Return the trained parameters of a model with adapters, by their names in a file."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     return {saved: trained[name] for name, saved in saved_names(model, trained).items()}
 
 
-def _whole(parameter: torch.nn.Parameter) -> Any:
+def _whole(parameter: torch.nn.Parameter) -> AbstractContextManager[object]:
     """While a parameter that ZeRO-3 has sharded is whole; what the first rank then writes, all have."""
     if not hasattr(parameter, "ds_id"):
         return nullcontext()

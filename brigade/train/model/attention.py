@@ -7,7 +7,7 @@ and throws it away; varlen computes none of them.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -149,7 +149,7 @@ def register() -> None:
     from transformers import masking_utils
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    def mask(*args: object, **kwargs: Any) -> torch.Tensor | None:
+    def mask(*args: object, **kwargs: object) -> torch.Tensor | None:
         """Return None while training on samples end to end, for `varlen` is told where they begin; else SDPA's mask."""
         same = kwargs.get("q_length") == kwargs.get("kv_length")
         return None if same and kwargs.get("attention_mask") is None else masking_utils.sdpa_mask(*args, **kwargs)
@@ -185,7 +185,7 @@ def varlen(
     sliding_window: int | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
     max_length_q: int | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
     """Compute causal attention within each sample of a sequence.
 

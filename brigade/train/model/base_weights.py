@@ -12,7 +12,7 @@ import math
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...errors import UserError, first_line
 from ..distributed import ranks
@@ -205,7 +205,7 @@ def first_not_finite(model: torch.nn.Module, trained: bool = True) -> str | None
     return None
 
 
-def own_part(parameter: torch.nn.Parameter) -> Any:
+def own_part(parameter: torch.nn.Parameter) -> torch.Tensor:
     """Return what this rank has of a parameter: under ZeRO-3 and FSDP2 a part of it."""
     if hasattr(parameter, "ds_tensor"):
         from ..upstream import zero_shares

@@ -5,7 +5,7 @@ instructions, forward and backward. `python -m benchmarks.peers --ablation` meas
 """
 
 import itertools
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch.autograd.function import FunctionCtx
@@ -71,5 +71,5 @@ def _scaled(left: torch.Tensor, right: torch.Tensor, scale: float) -> torch.Tens
     return torch.baddbmm(left.new_empty(()), left, right, beta=0, alpha=scale)
 
 
-def _blocks(tokens: int) -> Any:
+def _blocks(tokens: int) -> Iterator[tuple[int, int]]:
     return itertools.pairwise([*range(0, tokens, BLOCK), tokens])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...errors import UserError, first_line
 from ..host.cache import cache_directory, digest, once
@@ -63,7 +63,7 @@ def _convert(file: Path, folder: Path) -> None:
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def _check_size(file: Path, said: dict[str, Any]) -> None:
+def _check_size(file: Path, said: dict[str, object]) -> None:
     """Raise ValueError where the model that a header describes has far more weights than the file. Transformers would make them
     up: where keys are missing, those of its defaults, seven billion for a Llama."""
     import torch

@@ -6,11 +6,12 @@ import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from ...errors import UserError
+from ...errors.tables import Fields
 from .. import upstream
 from ..distributed.consistency import WEIGHTS
 from ..host.cache import cache_directory, once
@@ -28,6 +29,7 @@ from .sizes import model_class
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers.utils.quantization_config import QuantizationConfigMixin
 
 
 def weights(settings: Settings, config: "PreTrainedConfig") -> str:
@@ -98,7 +100,7 @@ def materialise(config: "PreTrainedConfig", seed: int, trust_remote_code: bool =
 
 
 def load_model(
-    settings: Settings, source: str, dtype: torch.dtype, implementation: str, **options: Any
+    settings: Settings, source: str, dtype: torch.dtype, implementation: str, **options: object
 ) -> "PreTrainedModel":
     """Load the model from `source` in `dtype`, with this implementation of attention (attention.choose). Under ZeRO-3
     TrainingArguments must exist by now: the model is then loaded shard by shard, and is never whole on one rank."""
@@ -107,7 +109,7 @@ def load_model(
     return load_base(settings, source, dtype, attn_implementation=how, **options)
 
 
-def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: Any) -> "PreTrainedModel":
+def load_base(settings: Settings, source: str, dtype: torch.dtype, **options: object) -> "PreTrainedModel":
     """Load the model without adapters: in `dtype`, or in 4 bits with `dtype` for the computation.
 
     options: further ones of from_pretrained; model_class among them: a class instead of the config's own
@@ -151,7 +153,7 @@ def arrive_one_by_one(settings: Settings, source: str) -> bool:
 
 
 def read_weights(
-    settings: Settings, source: str, dtype: torch.dtype, take: Callable[[str, torch.Tensor], None], **options: Any
+    settings: Settings, source: str, dtype: torch.dtype, take: Callable[[str, torch.Tensor], None], **options: object
 ) -> set[str]:
     """Call take(name, weight) for each weight of the model that load_base would load, one after the other: never is more of it
     in memory than one layer's matrix, or what becomes one (a mixture's experts). Return the names of all."""
@@ -172,8 +174,8 @@ def read_weights(
 
 
 def _reading(
-    settings: Settings, source: str, dtype: torch.dtype, own: bool, options: dict[str, Any]
-) -> tuple[Any, dict[str, Any], bool]:
+    settings: Settings, source: str, dtype: torch.dtype, own: bool, options: Fields
+) -> tuple[type["PreTrainedModel"], Fields, bool]:
     """Return (the class whose from_pretrained reads the model, what it is told, whether it dequantises).
 
     own: whether this rank gets weights; options: further ones for from_pretrained, and model_class
@@ -198,7 +200,7 @@ def _reading(
     return kind, options | told, dequantised
 
 
-def quantization_config(settings: Settings, source: str, dtype: torch.dtype) -> Any:
+def quantization_config(settings: Settings, source: str, dtype: torch.dtype) -> "QuantizationConfigMixin | None":
     """Return what from_pretrained is told about quantised weights: for a QLoRA run that computes in `dtype`, or for a model that
     was published in MXFP4 (gpt-oss); else None."""
     from transformers import BitsAndBytesConfig, Mxfp4Config

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def load_trained(settings: Settings, directory: Path, **options: Any) -> PreTrainedModel:
+def load_trained(settings: Settings, directory: Path, **options: object) -> PreTrainedModel:
     """Load what a run left in `directory`: a model, or adapters on the base that they were trained on.
 
     options: further ones of from_pretrained, for a whole model

@@ -7,7 +7,7 @@ are made already; old models (OPT, Falcon, BLOOM) and layers with a state do not
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -124,7 +124,7 @@ def _tried(architecture: trial.Architecture, how: str, trust_remote_code: bool) 
     with trial.alone(), torch.inference_mode():
         sequence = torch.randint(7, 4000, (1, sum(samples)))
 
-        def logits(ids: torch.Tensor, position_ids: torch.Tensor, **more: Any) -> torch.Tensor:
+        def logits(ids: torch.Tensor, position_ids: torch.Tensor, **more: object) -> torch.Tensor:
             if rows > 1:
                 position_ids = position_ids.expand(rows, *position_ids.shape)
             return model(ids, use_cache=False, position_ids=position_ids, **more).logits

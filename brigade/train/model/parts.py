@@ -108,7 +108,7 @@ def _part_of(name: str, paths: Mapping[str, str]) -> str:
     return next((part for path, part in paths.items() if plain == path or plain.startswith(f"{path}.")), LANGUAGE)
 
 
-def _base(model: PreTrainedModel) -> Any:
+def _base(model: PreTrainedModel) -> PreTrainedModel:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 

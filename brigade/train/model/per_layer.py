@@ -122,7 +122,7 @@ def sizes_that_differ(config: Config) -> list[str]:
     return sorted(keys)
 
 
-def _is_listed(key: str, value: Any, count: int | None) -> bool:
+def _is_listed(key: str, value: object, count: int | None) -> bool:
     """Whether a list has an entry for each of `count` layers."""
     if not isinstance(value, list) or len(value) != count or key in NO_LAYERS or key in NUMBERS:
         return False

@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from ...errors.tables import Document
+
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 DIGITS = "digits"  # each digit for itself
@@ -24,7 +26,7 @@ NAMES = {
 }
 
 
-def name_of(document: dict[str, Any], ignore_merges: bool) -> str:
+def name_of(document: Document, ignore_merges: bool) -> str:
     """Return the name for the pre-tokenizer of a tokenizer.json, or "" where none of NAMES does the same."""
     pre = document["pre_tokenizer"] or {}
     *before, last = pre.get("pretokenizers") or [pre]

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
+from ...errors.tables import Document
 from ..recipe.settings import Settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
-def positions_by(rope: Mapping[str, Any] | None, published: int | None) -> int | None:
+def positions_by(rope: Document | None, published: int | None) -> int | None:
     """Return the number of a model's positions with a recipe's rope_parameters; without them, the published one."""
     return int(rope["factor"] * rope["original_max_position_embeddings"]) if rope else published
 
 
-def stretch(settings: Settings, config: PreTrainedConfig) -> Any:
+def stretch(settings: Settings, config: PreTrainedConfig) -> PreTrainedConfig:
     """Put the recipe's rope_parameters into a model's configuration, which keeps its own base frequency (rope_theta).
 
     Raises UserError for a model with another kind of positions or with scaled ones already.

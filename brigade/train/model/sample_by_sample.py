@@ -8,7 +8,7 @@ in these layers no token changes what comes before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ..data.collate import BORDERS, on_host
+from ..data.collate import BORDERS, Inputs, on_host
 from ..upstream.experts import computes_gradients, gather_whole
 from ..upstream.samples_end_to_end import count_within_samples
 from ..upstream.stateful_layers import is_stateful
@@ -42,10 +42,10 @@ class Samples:
     """
 
     lengths: list[int] | None = None
-    computing: Any = None
+    computing: torch.nn.Module | None = None
     newest: list[int] | None = None
 
-    def begin(self, module: torch.nn.Module, args: tuple[object, ...], given: Mapping[str, Any]) -> None:
+    def begin(self, module: torch.nn.Module, args: tuple[object, ...], given: Inputs) -> None:
         """Take over what the outermost module is told, for not every model passes it on to its decoder: a pre-hook of both."""
         if self.computing is None:
             self.lengths, self.computing = lengths_of(given), module
@@ -62,9 +62,9 @@ class Samples:
         return nullcontext(), self._again(self.lengths, self.computing)
 
     @contextmanager
-    def _again(self, *then: Any) -> Iterator[None]:
+    def _again(self, lengths: list[int] | None, computing: torch.nn.Module | None) -> Iterator[None]:
         now = self.lengths, self.computing
-        self.lengths, self.computing = then
+        self.lengths, self.computing = lengths, computing
         try:
             yield
         finally:
@@ -96,11 +96,11 @@ def divide(model: PreTrainedModel) -> Samples | None:
 class _BySample:
     """The forward method of a stateful layer, whose tensors have the shape (sequences, tokens, ...)."""
 
-    def __init__(self, forward: Any, samples: Samples) -> None:
+    def __init__(self, forward: Callable[..., object], samples: Samples) -> None:
         self.forward, self.samples = forward, samples
 
     @torch.compiler.disable  # every set of lengths would be a program of its own
-    def __call__(self, *args: object, **given: object) -> Any:
+    def __call__(self, *args: object, **given: object) -> object:
         again = self.samples.computing is None
         if again and not computes_gradients():
             raise RuntimeError("nobody says where samples begin: the layer is not called by its model's forward pass")
@@ -133,7 +133,7 @@ class _BySample:
         return tree_unflatten(joined, returned)
 
 
-def _rows(value: Any, group: Sequence[int], lengths: Sequence[int]) -> Sequence[Any]:
+def _rows(value: object, group: Sequence[int], lengths: Sequence[int]) -> Sequence[torch.Tensor | None]:
     """Return what a layer's output holds for each sample of a group: None, where it does not belong to tokens (MiniMax's state,
     which only a cache would keep)."""
     longest = lengths[group[0]]
@@ -153,7 +153,7 @@ def alike(lengths: Sequence[int]) -> list[list[int]]:
     return groups
 
 
-def lengths_of(given: Mapping[str, Any]) -> list[int] | None:
+def lengths_of(given: Inputs) -> list[int] | None:
     """Return the lengths of a micro-batch's samples from a model's keyword arguments: what Samples.lengths holds. Raises
     ValueError for position ids that are not (sequences, tokens): nobody would see where a sample begins."""
     mask, positions = given.get("attention_mask"), given.get("position_ids")

@@ -19,6 +19,7 @@ from ..upstream import auto_class_for, classifier_class, takes_images, without_z
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers.utils import ModelOutput
 
 
 HEAD = "score.weight"
@@ -38,12 +39,13 @@ def class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
         self: PreTrainedModel,
         input_ids: torch.Tensor | None = None,
         logits_to_keep: torch.Tensor | int | None = None,
-        shift_labels: Any = None,
-        **given: Any,
-    ) -> Any:
+        shift_labels: torch.Tensor | None = None,
+        **given: object,
+    ) -> ModelOutput:
         if logits_to_keep is None:  # outside of training
             return base.forward(self, input_ids, **given)
         given = {key: value for key, value in given.items() if key not in ("labels", "num_items_in_batch")}
+        assert shift_labels is not None
         hidden = self.base_model(input_ids, **given).last_hidden_state
         scores = self.score(hidden[:, logits_to_keep]).float()
         # A rank whose part of the sequences holds no answer's end is asked for one all the same, and so is one that has filler.
@@ -59,7 +61,7 @@ def class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
     return type(base.__name__, (base,), body)
 
 
-def loading(source: str, config: PreTrainedConfig, place: str) -> dict[str, Any]:
+def loading(source: str, config: PreTrainedConfig, place: str) -> dict[str, object]:
     """Return what from_pretrained is told to load a reward model from the weights of a language model, or of a reward model.
 
     config: of these weights; gets a single label. Raises UserError at `place` where they lack more than the head: Transformers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import upstream
 from ..recipe.objectives import objective_of
@@ -60,14 +60,14 @@ def elements(parameter: torch.nn.Parameter) -> int:
     return int(quantised.shape.numel() if quantised else getattr(parameter, "ds_numel", parameter.numel()))
 
 
-def untaught(model: torch.nn.Module) -> dict[str, Any]:
+def untaught(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     """Return name -> module of what gets no gradient from the loss of texts: what texts do not reach, and indexers, which choose
     the tokens that a layer sees (DeepSeek-V3.2, V4 and GLM-5), for a choice has no gradient."""
     chooses = {name: module for name, module in model.named_modules() if name.rpartition(".")[2] == "indexer"}
     return beyond_texts(model) | chooses
 
 
-def beyond_texts(model: PreTrainedModel) -> dict[str, Any]:
+def beyond_texts(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
     """Return name -> module of what texts do not reach in a model of images (or sounds) and texts: all but its decoder and its
     two ends. {} for a model of texts. Trained, they would get no gradient, which DDP takes for an error, and still decay."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -75,7 +75,7 @@ def beyond_texts(model: PreTrainedModel) -> dict[str, Any]:
         return {}
     ends = (base.get_decoder(), base.get_input_embeddings(), base.get_output_embeddings())
     reached = {id(parameter) for part in ends if part is not None for parameter in part.parameters()}
-    beyond: dict[str, Any] = {}
+    beyond: dict[str, torch.nn.Module] = {}
     for name, module in base.named_modules():  # a module before those in it
         own = {id(parameter) for parameter in module.parameters()}
         if own and own.isdisjoint(reached) and not any(name.startswith(f"{outer}.") for outer in beyond):

@@ -88,7 +88,7 @@ def with_short_spans(config: Config) -> Config:
     return config | short
 
 
-def _with_fewer_positions(rope: Any, tiny: Config) -> Any:
+def _with_fewer_positions(rope: Any, tiny: Config) -> Config | None:
     """Return the rotary embedding of a tiny model. Where it divides a head among time, height and width (M-RoPE), parts of a tiny
     head."""
     sections = rope.get("mrope_section") if isinstance(rope, dict) and not rope.get("mrope_interleaved") else None
@@ -99,7 +99,7 @@ def _with_fewer_positions(rope: Any, tiny: Config) -> Any:
     return rope | {"mrope_section": [half - sum(others), *others]}
 
 
-def _of_layers(key: str, value: Any, config: Config, divisor: int) -> Any:
+def _of_layers(key: str, value: Any, config: Config, divisor: int) -> object:
     """Return the value of a key that tells about single layers, as per_layer.cut() has left it, with tiny sizes."""
     if key == per_layer.CHANGES:
         return {number: _change(change, config, divisor) for number, change in value.items()}
@@ -121,10 +121,9 @@ def _change(change: Config, config: Config, divisor: int) -> Config:
     return tiny
 
 
-def _scaled(key: str, value: Any, config: Config) -> Any:
+def _scaled(key: str, value: object, config: Config) -> Any:
     """Return a layer's own size: tiny, but larger than the others' where it was larger."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if key not in TINY or not whole:
+    if key not in TINY or not isinstance(value, int) or isinstance(value, bool):
         return value
     others = config.get(key)
     return TINY[key] * -(-value // others) if isinstance(others, int) else TINY[key]

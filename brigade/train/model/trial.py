@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -40,7 +40,7 @@ class Architecture:
         return cls(config.to_json_string(use_diff=False), config)
 
 
-def tiny_model(config: PreTrainedConfig, images: bool = False, divisor: int = 1, **options: Any) -> PreTrainedModel:
+def tiny_model(config: PreTrainedConfig, images: bool = False, divisor: int = 1, **options: object) -> PreTrainedModel:
     """Return a tiny random model of a config's architecture, in fp32 and without dropout.
 
     images: whether it is built with its vision tower; divisor: ranks that have to divide its heads; options: of from_config

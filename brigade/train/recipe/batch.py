@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from ...errors import UserError
 from ...errors.console import counted
@@ -70,7 +69,7 @@ def batch_arithmetic(
     return Batch(size, micro, math.ceil(size / (micro * ranks)), ranks, training.learning_rate * scale, why)
 
 
-def length(training: Document) -> tuple[str, Any]:
+def length(training: Document) -> tuple[str, float | None]:
     """(key, value) of the setting that decides how long a run is: max_steps, or num_train_epochs where that is -1."""
     key = "max_steps" if training.get("max_steps", -1) > 0 else "num_train_epochs"
     return key, training.get(key)

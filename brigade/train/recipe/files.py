@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import shlex
+from collections.abc import Hashable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ class _EachKeyOnce(yaml.SafeLoader):
         """The text of a scalar. JSON writes a letter beyond U+FFFF as two escapes, and PyYAML leaves these apart."""
         return super().construct_scalar(node).encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         lines: dict[str, int] = {}
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in lines:

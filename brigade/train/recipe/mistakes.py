@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from ...errors import LIKELY, UserError, did_you_mean, nearest, shortened, shown
 from ...errors.tables import Document, table
@@ -93,7 +94,7 @@ def _quoted(value: object) -> str | None:
     return f'quote it: "{value}"' if isinstance(value, int | float | date) else None
 
 
-def _wanted(complaint: Any) -> str:
+def _wanted(complaint: ErrorDetails) -> str:
     """What a value should be, by one of pydantic's complaints."""
     if complaint["type"] == "model_type":
         return "a section of keys and values"

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from ...errors import UserError
 from ...errors.tables import Fields
@@ -115,7 +114,7 @@ def cached(name: str, file: str, revision: str | None) -> Path | None:
     return Path(path) if isinstance(path, str) else None
 
 
-def _walk(table: object) -> Iterator[tuple[str, Any]]:
+def _walk(table: object) -> Iterator[tuple[str, object]]:
     """All keys of a document, at any depth, with their values."""
     waiting = [table]
     while waiting:

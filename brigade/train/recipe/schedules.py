@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from ...errors import UserError, did_you_mean, shown
 from .training_section import TrainingSection
@@ -18,11 +18,11 @@ class Argument:
     fits: Callable[[Any], bool]
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: object) -> bool:
     return _is_number(value) and value == int(value)
 
 

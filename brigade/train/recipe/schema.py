@@ -72,7 +72,7 @@ DEFAULTS = 1  # raise it when a key's default changes: a recipe without the key 
 BEFORE: dict[str, dict[str, Any]] = {}
 
 
-def computed(recipe: Recipe, **options: Any) -> Fields:
+def computed(recipe: Recipe, **options: bool) -> Fields:
     """The keys that decide what a run computes, {section: {key: value}}, without those for hosts, machine and watching.
 
     options: of pydantic's model_dump
@@ -85,7 +85,7 @@ def computed(recipe: Recipe, **options: Any) -> Fields:
     return sections
 
 
-def identity(recipe: Recipe, strategy: Any) -> str:
+def identity(recipe: Recipe, strategy: list[object]) -> str:
     """A run's short name: a hash of what it computes and of how states are sharded.
 
     Only what differs from the defaults counts, so that a new key in a later version renames no run. difference() says
@@ -108,7 +108,7 @@ def recorded(document: Document) -> Recipe:
     return Recipe.model_validate(sections)
 
 
-def difference(old: object, new: object) -> tuple[str, Any, Any] | None:
+def difference(old: object, new: object) -> tuple[str, object, object] | None:
     """(key, value in old, value in new) of the first key in which two trees of values differ, or None. The key is written
     with dots; the value of a key that one tree lacks is None."""
     before, now = flat(old), flat(new)

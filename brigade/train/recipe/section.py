@@ -19,7 +19,7 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _true_is_no_number(cls, value: Any, info: Any) -> Any:
+    def _true_is_no_number(cls, value: object, info: Any) -> object:
         # pydantic takes true for 1: `eval_steps: true` would evaluate at every step. A bare object fits no type.
         annotation = cls.model_fields[info.field_name].annotation
         truth = isinstance(value, bool) and bool not in (annotation, *typing.get_args(annotation))

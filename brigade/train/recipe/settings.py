@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from ...errors.tables import Fields
 from .objectives import MODEL
@@ -37,12 +36,12 @@ class Settings:
     remote: str = ""
     allowed: tuple[str, ...] = ()
 
-    def with_training(self, **values: Any) -> "Settings":
+    def with_training(self, **values: object) -> "Settings":
         """These settings with other values of keys of the recipe's training section."""
         training = self.recipe.training.model_copy(update=values)
         return replace(self, recipe=self.recipe.model_copy(update={"training": training}))
 
-    def with_model(self, **values: Any) -> "Settings":
+    def with_model(self, **values: object) -> "Settings":
         """These settings with other values of keys of the recipe's model section."""
         model = self.recipe.model.model_copy(update=values)
         return replace(self, recipe=self.recipe.model_copy(update={"model": model}))

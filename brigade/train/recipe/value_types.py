@@ -6,7 +6,7 @@ Where a validator raises ValueError, its text says what is wanted: the user read
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -141,13 +141,16 @@ def _tokens(value: object) -> object:
     return [int(word) if isinstance(word, str) and word.isascii() and word.isdigit() else word for word in words]
 
 
+T = TypeVar("T")
+
+
 def _new_tokens(tokens: list[str]) -> list[str]:
     if not all(token and token == token.strip() for token in tokens) or len({*tokens}) < len(tokens):
         raise ValueError("a list of texts, none empty or with blanks at its ends, and each once")
     return _characters(tokens)
 
 
-def _characters(tokens: list[Any]) -> list[Any]:
+def _characters(tokens: list[T]) -> list[T]:
     """Texts that a tokenizer takes: a flag's bytes may be no letter, and JSON may hold half of a pair that makes one."""
     if any("\ud800" <= letter <= "\udfff" for token in tokens if isinstance(token, str) for letter in token):
         raise ValueError(r"a list of texts in UTF-8, without half a surrogate pair (\ud800 to \udfff)")
@@ -176,7 +179,7 @@ def _not_empty(value: object) -> object:
     return value
 
 
-def _one_column_each(value: Any) -> object:
+def _one_column_each(value: dict[str, str | list[str]]) -> dict[str, str | list[str]]:
     if any(isinstance(name, list) for key, name in value.items() if key != "ignore"):
         raise ValueError("one name for each column; only ignore takes a list")
     ignored = value.get("ignore", [])

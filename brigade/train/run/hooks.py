@@ -1,14 +1,12 @@
 """What attaches itself to training, and when it is called."""
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import TrainerCallback
 
-from ...errors.tables import Fields
+from ...errors.tables import Document, Fields
 
 
 class Feature(TrainerCallback):
@@ -31,10 +29,10 @@ class Feature(TrainerCallback):
     def before_step(self) -> None:
         """Before the micro-batches of a step are drawn."""
 
-    def before_micro_batches(self, micro_batches: list[dict[str, Any]]) -> None:
+    def before_micro_batches(self, micro_batches: list[Fields]) -> None:
         """Once the micro-batches of a step are drawn, before the first one's forward pass."""
 
-    def before_micro_batch(self, inputs: Mapping[str, Any]) -> None:
+    def before_micro_batch(self, inputs: Document) -> None:
         """Before the forward pass of a micro-batch; in a pipeline before each of this rank's stages, in evaluations too."""
 
     def after_micro_batch(self, loss: torch.Tensor) -> None:

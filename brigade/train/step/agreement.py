@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -50,7 +50,7 @@ class Agreement(Feature):
         self.since: tuple[int, float] | None = None  # step and time of the last comparison
         self.supervised: float | None = None
 
-    def begin(self, checkpoint: Any) -> None:
+    def begin(self, checkpoint: object) -> None:
         self.due = self.trainer.state.global_step + FIRST
 
     def before_micro_batches(self, micro_batches: list[MicroBatch]) -> None:

@@ -15,7 +15,7 @@ from transformers.trainer_callback import ExportableState
 
 from ...errors.console import counted
 from ..data.sampling import Loader
-from ..data.store import IGNORED
+from ..data.store import IGNORED, Samples
 from ..distributed import heartbeat, ranks
 from ..distributed.process import this_process
 from ..engines.engine import Engine
@@ -49,7 +49,7 @@ class EvaluatingTrainer(HookedTrainer):
     data: Prepared
 
     @abstractmethod
-    def eval_loader(self, samples: Any) -> Loader:
+    def eval_loader(self, samples: Samples | torch.utils.data.Subset) -> Loader:
         """Return the loader of a source's held-out samples."""
 
     @abstractmethod

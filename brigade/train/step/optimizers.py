@@ -36,7 +36,7 @@ class _WholeNorms(TorchFunctionMode):
     (torch 2.13: "in-place operations that require placement changes"). Here a norm is at once that of all shards."""
 
     def __torch_function__(
-        self, function: Callable[..., object], types: object, args: tuple[Any, ...] = (), kwargs: Any = None
+        self, function: Callable[..., object], types: object, args: tuple[Any, ...] = (), kwargs: Keywords | None = None
     ) -> object:
         if function is torch.linalg.norm:
             return global_norm(args[:1]).to(args[0].dtype)

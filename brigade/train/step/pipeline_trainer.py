@@ -26,7 +26,7 @@ class PipelineTrainer(Trainer):
     model: Any
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        self.waiting: list[dict[str, Any]] = []
+        self.waiting: list[MicroBatch] = []
         super().__init__(*args, **options)
 
     def training_step(
@@ -81,7 +81,7 @@ class PipelineTrainer(Trainer):
         inputs: MicroBatch,
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> Any:
+    ) -> torch.Tensor:
         """Return an evaluation's loss. Each rank of a pipeline counts the tokens, and one has their loss: so many times over."""
         loss = self.engine.pipeline.forward_alone(inputs, num_items_in_batch)
         return torch.zeros(()) if loss is None else loss * len(self.engine.groups.ranks)

@@ -22,6 +22,7 @@ import yaml
 
 from ...errors import UserError
 from ...errors.console import console, counted
+from ...errors.tables import Fields
 from ..checkpoint.resume import REHEARSAL
 from ..data.builtin import BUILT_IN, write_preferences
 from ..distributed import ranks
@@ -41,6 +42,7 @@ from ..strategy.state_bytes import cut_parameters, model_states
 
 if TYPE_CHECKING:
     from ..model.per_layer import Config
+    from ..watch.measured_states import States
     from .context import TrainingContext
 
 
@@ -49,7 +51,7 @@ STEPS, SAVE_STEPS, SAMPLES = 6, 3, 50
 PREFERENCES = "preferences.jsonl"  # in a rehearsal's folder, where the recipe learns of them
 
 
-def rehearse(settings: Settings, world: World, main: Callable[..., Any]) -> None:
+def rehearse(settings: Settings, world: World, main: Callable[..., TrainingContext]) -> None:
     """Rehearse `settings` on the ranks at hand, or on fresh ones when nothing launched this process. main: train.main
 
     Raise SystemExit: 2 for a user's mistake, 1 when the rehearsal shows a fault.
@@ -163,7 +165,7 @@ def model_config(settings: Settings) -> tuple[Config, str]:
     return config, str(path)
 
 
-def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: World) -> dict[str, Any]:
+def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: World) -> Fields:
     """The recipe with the tiny model, the built-in data and a few steps; method, optimizer, precision, clipping, schedule,
     checkpointing, packing and strategy stay the recipe's."""
     recipe, schedule = settings.document(), settings.recipe.training.lr_scheduler_kwargs
@@ -216,7 +218,7 @@ def _tokens(section: ModelSection) -> list[int | str]:
     return [*range(1, 1 + len(section.trainable_token_indices) - len(kept)), *kept]
 
 
-def _rounds(settings: Settings, strategy: Strategy) -> dict[str, Any]:
+def _rounds(settings: Settings, strategy: Strategy) -> Fields:
     """Return the keys of replicas: rounds that a rehearsal's checkpoints end, and on its one host a replica of each rank, or of
     each group of HSDP."""
     training = settings.recipe.training
@@ -227,7 +229,7 @@ def _rounds(settings: Settings, strategy: Strategy) -> dict[str, Any]:
     return {"sync_every": every, "sync_fragments": min(training.sync_fragments, 2, every), "sync_replica": unit}
 
 
-def without_gpu(recipe: dict[str, Any]) -> list[str]:
+def without_gpu(recipe: Fields) -> list[str]:
     """Replace in place what a CPU cannot compute by the nearest that it can; one line for each replacement."""
     import torch
 
@@ -277,7 +279,7 @@ def _judge(
     strategy: Strategy,
     first: list[float],
     second: list[float],
-    held: list[Any],
+    held: list[States],
     optim: str = "adamw_torch_fused",
     adapters: bool = False,
 ) -> None:
@@ -297,7 +299,7 @@ def _judge(
                 raise RuntimeError(f"{strategy.name} does not shard as it should: {problem}")
 
 
-def _allowed(strategy: Strategy, states: Any, rank: int, count: int, optim: str, adapters: bool) -> dict[str, float]:
+def _allowed(strategy: Strategy, states: States, rank: int, count: int, optim: str, adapters: bool) -> dict[str, float]:
     """The most bytes of each part that a rank may hold: 1.1 of what the formula says of a sharded model, and from
     every parameter one row or 1,024 elements whole (FSDP2 pads to rows, ZeRO-3 keeps small parameters whole)."""
 
@@ -322,7 +324,7 @@ def _row(shape: tuple[int, ...]) -> int:
     return min(size, max(1024, size // (*shape, 1)[0]))
 
 
-def _report(strategy: Strategy, held: list[Any]) -> None:
+def _report(strategy: Strategy, held: list[States]) -> None:
     from rich.table import Table
 
     table = Table("KiB on rank", "parameters", "gradients", "optimizer states", title=f"states under {strategy.name}")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import distributed
@@ -72,7 +71,7 @@ class RouterBias(Feature):
             missing = tokens.sum() - len(tokens) * tokens  # mean - tokens, times the experts: whole numbers
             bias.tensor.view(-1).add_(missing.sign(), alpha=self.rate)
 
-    def _count(self, layer: int, module: torch.nn.Module, given: tuple[Any, ...]) -> None:
+    def _count(self, layer: int, module: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
         """Count a layer's pass over each micro-batch of training, but not when it is computed again for its gradients: in a
         pipeline that may be after other micro-batches."""
         if self.real is None or not module.training or computes_gradients():

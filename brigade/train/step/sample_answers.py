@@ -25,6 +25,7 @@ from ..host import files
 from ..run.directory import ANSWERS
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from ..model.images.processor import Processor
@@ -65,7 +66,7 @@ def ask(trainer: TrainingContext) -> None:
                 callback.tb_writer.add_text("answers", markdown(kept), trainer.state.global_step)
 
 
-def choose(heldout: Mapping[str, Sequence[Any]], wanted: int) -> list[Question]:
+def choose(heldout: Mapping[str, Sequence[TokenSequence]], wanted: int) -> list[Question]:
     """The first held-out samples, as many of one source as of another where it has so many; of judged answers the good ones."""
     first = {name: _first(samples, wanted) for name, samples in heldout.items()}
     turns = range(max(map(len, first.values())))
@@ -73,7 +74,7 @@ def choose(heldout: Mapping[str, Sequence[Any]], wanted: int) -> list[Question]:
     return [question(name, first[name][turn]) for name, turn in places[:wanted]]
 
 
-def _first(samples: Sequence[Any], wanted: int) -> list[Any]:
+def _first(samples: Sequence[TokenSequence], wanted: int) -> list[TokenSequence]:
     """The first samples whose answers are not labelled bad; where all are, the first ones."""
     good = list(itertools.islice(filter(_is_good, samples), wanted))
     return good or list(itertools.islice(samples, wanted))
@@ -151,7 +152,7 @@ def _greedy(
     device: torch.device,
     longest: int = 0,
     processor: Processor | None = None,
-    **how: Any,
+    **how: object,
 ) -> list[list[int]]:
     """Answer some of the questions at once, padded on the left; an answer ends with its end. A prompt that leaves no room for an
     answer loses its beginning, unless it has images, which would be cut."""
@@ -234,7 +235,7 @@ def entries(
     return found
 
 
-def thumbnail(picture: Any) -> str:
+def thumbnail(picture: Image) -> str:
     """Return a picture, at most THUMBNAIL pixels wide and high, as the data URL of a PNG file."""
     file, small = io.BytesIO(), picture.copy()
     small.thumbnail((THUMBNAIL, THUMBNAIL))

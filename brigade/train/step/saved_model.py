@@ -47,7 +47,7 @@ class Moving(TorchFunctionMode):
     gathered, of which the largest models have a terabyte."""
 
     def __torch_function__(
-        self, func: Callable[..., object], types: object, args: tuple[Any, ...] = (), kwargs: Any = None
+        self, func: Callable[..., object], types: object, args: tuple[object, ...] = (), kwargs: Any = None
     ) -> object:
         this_process.heartbeat.enter(heartbeat.CHECKPOINT)
         return func(*args, **(kwargs or {}))

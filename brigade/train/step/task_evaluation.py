@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from tqdm import tqdm
@@ -31,6 +31,7 @@ from .context import TrainingContext
 from .task_loading import PACKAGE, Tasks, load
 
 if TYPE_CHECKING:
+    from lm_eval.api.task import Task
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState, TrainingArguments
 
     from .sample_answers import Record
@@ -74,7 +75,7 @@ def evaluate(
         def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
             return torch.tensor(ranks.gather(tensor.tolist()))
 
-        def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
+        def gather_object(self, obj: object, dst: int = 0) -> list[object] | None:
             return ranks.gather(_plain(obj))
 
         def barrier(self) -> None:
@@ -101,13 +102,13 @@ def evaluate(
     return records(results, chat_template, limit) if results else []
 
 
-def _alone(loaded: Tasks) -> list[Any]:
+def _alone(loaded: Tasks) -> list[Task]:
     """The tasks that are in no group."""
     inside = {task.task_name for group in loaded["groups"].values() for task in group.get_all_tasks()}
     return [task for name, task in loaded["tasks"].items() if name not in inside]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Figures of samples as ranks may send them: NumPy's numbers as Python's."""
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
@@ -161,7 +162,7 @@ def store(found: list[Record], step: int, directory: Path) -> None:
     files.write(path, "\n".join([*kept, *map(json.dumps, new)]) + "\n")
 
 
-def _named(line: str) -> tuple[Any, ...]:
+def _named(line: str) -> tuple[object, ...]:
     """What a figure is told apart by; () of a line that is no record."""
     with suppress(ValueError):
         record = typed.kept(typed.loaded(line), typed.TASK)

@@ -7,12 +7,15 @@ import importlib.util
 import logging
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError, did_you_mean, first_line
 from ..recipe.files import find
 from ..recipe.program import is_task_file
 from ..recipe.settings import Settings
+
+if TYPE_CHECKING:
+    from lm_eval.tasks import TaskManager
 
 PACKAGE, INSTALL = "lm_eval", "pip install -r requirements-eval.txt"
 
@@ -61,7 +64,7 @@ def load(names: list[str], place: str) -> Tasks:
     return tasks
 
 
-def _in_folder(manager: Any, folder: Path, place: str) -> list[str]:
+def _in_folder(manager: "TaskManager", folder: Path, place: str) -> list[str]:
     """The names of the tasks and groups whose files lie in `folder`."""
     entries = manager.task_index.items()
     found = [name for name, entry in entries if entry.yaml_path and folder in entry.yaml_path.resolve().parents]
@@ -77,7 +80,7 @@ def _near(name: str, known: list[str]) -> str:
     return f"did you mean {', '.join(near)}?" if near else did_you_mean(name, known)
 
 
-def _load_one(manager: Any, name: str, place: str) -> Tasks:
+def _load_one(manager: "TaskManager", name: str, place: str) -> Tasks:
     try:
         loaded = manager.load([name])
         for task in loaded["tasks"].values():

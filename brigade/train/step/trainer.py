@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
     from ..data.prepare import Prepared
+    from ..data.store import Samples
 
 
 NOT_FOR_MODELS = (ABOUT, REAL, WEIGHTS, ANSWERS, tower.TOWER)  # keys of a micro-batch
@@ -247,10 +248,10 @@ class Trainer(EvaluatingTrainer):
         micro, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
         return self._loader(self.train_dataset, micro, accumulation, of, args.seed, self.run.batch.global_size)
 
-    def eval_loader(self, samples: Any) -> Loader:
+    def eval_loader(self, samples: Samples | torch.utils.data.Subset) -> Loader:
         return self._loader(samples, self.args.per_device_eval_batch_size, 1, self.looks_as, None)
 
-    def set_initial_training_values(self, *about: Any) -> tuple[Any, ...]:
+    def set_initial_training_values(self, *about: object) -> tuple[int, ...]:
         epochs, *others = super().set_initial_training_values(*about)
         return self.replica.epochs(epochs), *others
 
@@ -297,7 +298,7 @@ class Trainer(EvaluatingTrainer):
         inputs: MicroBatch,
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> Any:
+    ) -> torch.Tensor | tuple[torch.Tensor, ModelOutput]:
         """Return the sum of the cross-entropy over this micro-batch's supervised tokens / num_items_in_batch; or of what an
         objective makes of its answers.
 

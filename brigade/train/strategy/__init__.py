@@ -107,7 +107,7 @@ def _from_accelerate(
     )
 
 
-def refusal(**facts: Any) -> Fields | None:
+def refusal(**facts: object) -> Fields | None:
     """The row of refused.yaml that these facts meet (method, kind of strategy, keys of the recipe), or None."""
     rows = table(Path(__file__).with_name("refused.yaml"))
     return next((row for row in rows if all(facts.get(key) in row["when"][key] for key in row["when"])), None)

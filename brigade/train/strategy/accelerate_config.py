@@ -202,7 +202,7 @@ def _zero_findings(zero: Document, document: Document, name: str) -> Iterator[Fi
 
 
 def _fsdp_findings(options: Document, name: str) -> Iterator[Finding]:
-    def found(rule: str, key: str, **values: Any) -> Finding:
+    def found(rule: str, key: str, **values: object) -> Finding:
         return Finding.of(rule, name, f"fsdp_config.{key}", **values)
 
     version = _whole(options.get("fsdp_version", 1))
@@ -302,7 +302,7 @@ def _ds_config(options: Document) -> Fields:
     return config
 
 
-def _parsed(value: object) -> Any:
+def _parsed(value: object) -> object:
     """An option that the environment has as text."""
     words = {"true": True, "false": False}
     if isinstance(value, str):

@@ -27,7 +27,7 @@ def read(source: str | Fields, place: str) -> tuple[str, Fields]:
         return place, copy.deepcopy(source)
     path = find(source, place, "ds_config")
 
-    def each_key_once(pairs: list[tuple[str, Any]]) -> Fields:
+    def each_key_once(pairs: list[tuple[str, object]]) -> Fields:
         """Refuse a key that stands twice, as DeepSpeed does: Python's own JSON takes the last one."""
         keys = [key for key, _ in pairs]
         key = next((key for position, key in enumerate(keys) if key in keys[:position]), None)

@@ -22,7 +22,7 @@ def key_table() -> Fields:
     return table(Path(__file__).with_suffix(".yaml"))
 
 
-def value_at(config: Any, path: str, default: object = None) -> Any:
+def value_at(config: object, path: str, default: object = None) -> Any:
     """The value at a dotted path, or the default where a table on the way is missing or no table."""
     for part in path.split("."):
         config = config.get(part, default) if isinstance(config, dict) else default
@@ -55,7 +55,7 @@ def read_keys(config: Document, name: str, found: list[Finding], at: str = "", w
     for spelling, value in config.items():
         path, here = f"{at}{spelling}", f"{written}{spelling}"
 
-        def wrong(rule: str, here: str = here, **values: Any) -> None:
+        def wrong(rule: str, here: str = here, **values: object) -> None:
             found.append(Finding.of(rule, name, here, deepspeed=deepspeed, **values))
 
         gone = known["removed"].get(path)
@@ -117,7 +117,7 @@ def _first_names() -> dict[str, str]:
 def _but(refused: type) -> BeforeValidator:
     """A validator that takes no `refused`."""
 
-    def check(value: object) -> Any:
+    def check(value: object) -> object:
         if isinstance(value, refused):
             raise ValueError(refused.__name__)
         return value
@@ -144,7 +144,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
 _LIMITS = {"gt": "above", "ge": "from", "lt": "below", "le": "up to"}
 
 
-def _typed(entry: Document, in_model: bool, value: object) -> tuple[Any, str]:
+def _typed(entry: Document, in_model: bool, value: object) -> tuple[object, str]:
     """The value as DeepSpeed reads it, and "", or what it should be where DeepSpeed does not take it.
 
     in_model: one of DeepSpeed's pydantic models reads it, which takes what pydantic can convert ("2" for a number).

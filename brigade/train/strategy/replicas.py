@@ -1,7 +1,6 @@
 """Replicas that train independently and meet every `sync_every` steps: how many a run has, and what cannot be one."""
 
 from dataclasses import replace
-from typing import Any
 
 from ...errors import UserError
 from ...errors.console import counted
@@ -9,11 +8,12 @@ from ..host.cluster import World
 from ..recipe.settings import Settings
 from .axes import Axes
 from .deepspeed_config import swaps_to_nvme
+from .strategy import Strategy
 
 OF_NESTEROV = ("outer_learning_rate", "outer_momentum")
 
 
-def inside(strategy: Any, settings: Settings, world: World, changed: list[str]) -> Any:
+def inside(strategy: Strategy, settings: Settings, world: World, changed: list[str]) -> Strategy:
     """The Strategy of each replica, where the run has several.
 
     changed: keys of replicas that do not have their defaults. Raise UserError where they do not go together, with each other or

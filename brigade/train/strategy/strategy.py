@@ -87,7 +87,7 @@ class Strategy:
             document.setdefault("parallelism_config", {}).update(as_mesh(self.axes))
         return {"ds_config": self.ds_config, "accelerate_config": document or None}
 
-    def identity(self) -> Any:
+    def identity(self) -> list[object]:
         """What of the strategy belongs to a run's identity (JSON-able); the world size and its division into axes do not."""
         kind = "ddp" if self.kind == "single" else self.kind  # one process of the same run
         return [kind, without(self.ds_config), self.fsdp]

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+    import transformers
     from transformers import PreTrainedConfig, PreTrainedModel, Trainer, TrainingArguments
 
 
@@ -144,7 +145,7 @@ def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     return AutoModelForCausalLM._model_mapping.get(type(config), None)
 
 
-def auto_class_for(images: bool) -> Any:
+def auto_class_for(images: bool) -> type[transformers.AutoModelForCausalLM | transformers.AutoModelForImageTextToText]:
     """Return Transformers' class that builds the model of a config: with its vision tower, or for texts only."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 

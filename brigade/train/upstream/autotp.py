@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+    from deepspeed import DeepSpeedEngine
+    from deepspeed.module_inject.auto_tp import AutoTP
+    from deepspeed.module_inject.autotp_config import TPLayerSpec
 
 
 @contextmanager
@@ -40,7 +43,7 @@ def look_into_adapters() -> None:
         return
 
     @functools.wraps(replace)
-    def look_inside(self: Any, child: torch.nn.Module, name: str) -> Any:
+    def look_inside(self: AutoTP, child: torch.nn.Module, name: str) -> torch.nn.Module:
         if not hasattr(child, "base_layer") and not hasattr(child, "modules_to_save"):
             return replace(self, child, name)
         outer, _, own = name.rpartition(".")
@@ -66,7 +69,7 @@ def split_inputs() -> None:
         return
 
     @functools.wraps(convert)
-    def convert_all(plan: Any) -> Any:
+    def convert_all(plan: Mapping[str, str] | None) -> list[TPLayerSpec] | None:
         dense = {name: each for name, each in (plan or {}).items() if "experts" not in name.split(".")}
         specs = convert({name: "rowwise" if each == style else each for name, each in dense.items()})
         for each, spec in zip(dense.values(), specs or (), strict=True):
@@ -74,13 +77,13 @@ def split_inputs() -> None:
         return specs
 
     @functools.wraps(create)
-    def create_row(self: Any, module: torch.nn.Module, spec: Any, name: str) -> Any:
+    def create_row(self: AutoTP, module: torch.nn.Module, spec: TPLayerSpec, name: str) -> torch.nn.Module:
         if not getattr(spec, "splits_its_input", False):
             return create(self, module, spec, name)
         return LinearAllreduceWithReplicatedInput(module, self.mp_group, name=name, tp_meta=self.tp_meta)
 
     @functools.wraps(update)
-    def update_numbers(self: Any, child: torch.nn.Module, name: Any = None) -> None:
+    def update_numbers(self: AutoTP, child: torch.nn.Module, name: str | None = None) -> None:
         layers = (getattr(layer, "base_layer", layer) for layer in child.children())  # adapters have it inside
         if any(isinstance(layer, LinearAllreduceWithReplicatedInput) for layer in layers):
             child.replaced = True
@@ -100,7 +103,7 @@ def gather_buffers() -> None:
         return
 
     @functools.wraps(gather)
-    def gather_all(self: Any) -> Any:
+    def gather_all(self: DeepSpeedEngine) -> dict[str, torch.Tensor] | None:
         state = gather(self)
         for of, module in self.module.named_modules() if state is not None else ():
             for name, buffer in module.named_buffers(recurse=False):

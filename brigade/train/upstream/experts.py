@@ -15,6 +15,7 @@ from . import are_experts, peft_layers
 if TYPE_CHECKING:  # plan asks here which layers PEFT takes for experts, and does without torch
     import torch
     from transformers import PreTrainedConfig
+    from transformers.utils.output_capturing import OutputRecorder
 
 
 def gather_whole(module: torch.nn.Module) -> None:
@@ -141,7 +142,7 @@ def routers(model: torch.nn.Module) -> list[tuple[torch.nn.Module, int]]:
     ]
 
 
-def _recorders(kind: type) -> list[Any]:
+def _recorders(kind: type) -> list[OutputRecorder]:
     found = (getattr(kind, "_can_record_outputs", None) or {}).get("router_logits", [])
     return found if isinstance(found, list) else [found]
 

@@ -10,7 +10,8 @@ activations, are not recorded: the main thread's stack says whether it waits in 
 import json
 import sys
 import threading
-from typing import Any
+
+from ...errors.tables import Document, Fields
 
 BUFFERS = ("nccl", "fr")  # fr: gloo's
 EXCHANGE = "the exchange between stages"
@@ -22,7 +23,7 @@ _WAITS = {
 }
 
 
-def records() -> dict[str, Any]:
+def records() -> Fields:
     """buffer -> what torch has recorded in this process. May be called while the main thread hangs in C."""
     if "torch.distributed" not in sys.modules:
         return {}
@@ -32,11 +33,11 @@ def records() -> dict[str, Any]:
     return {name: json.loads(dump(includeCollectives=True, onlyActive=False)) for name, dump in dumps.items() if dump}
 
 
-def waits_in(found: dict[str, Any]) -> dict[str, Any]:
+def waits_in(found: Document) -> Fields:
     """The first collective of records() that is not done: {"collective", "number", "group"}; collective "" where all are, or
     what _WAITS calls it where this process then waits for others without a record. {} where nothing was recorded, and hence
     nothing is known."""
-    known: dict[str, Any] = {}
+    known: Fields = {}
     for buffer in found.values():
         entries = buffer.get("entries", [])
         unfinished = [entry for entry in entries if not entry["retired"] and entry["state"] != "completed"]

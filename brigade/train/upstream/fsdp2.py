@@ -12,7 +12,7 @@ import torch
 from accelerate import ParallelismConfig
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin
     from torch.distributed.device_mesh import DeviceMesh
 
 
@@ -52,7 +52,7 @@ def every_rank_loads() -> Iterator[None]:
 Take = Callable[[str, torch.Tensor], None]
 
 
-def send_weights(read: Callable[[Take], set[str]] | None, check: Callable[[Any], None]) -> None:
+def send_weights(read: Callable[[Take], set[str]] | None, check: Callable[[torch.nn.Module], None]) -> None:
     """Let the first rank send what Accelerate fills FSDP2's ranks with (utils/fsdp_utils.py: fsdp2_load_full_state_dict), from a
     file to every rank's shards and one weight at a time, so that no host ever holds a model.
 
@@ -67,7 +67,7 @@ def send_weights(read: Callable[[Take], set[str]] | None, check: Callable[[Any],
 
     def send(
         accelerator: Accelerator, model: torch.nn.Module, full_sd: dict[str, torch.Tensor], cpu_offload: bool = False
-    ) -> Any:
+    ) -> torch.nn.Module:
         shards = _Shards(model.state_dict(), accelerator.device, cpu_offload)
         if not accelerator.is_main_process:
             shards.receive()
@@ -173,7 +173,7 @@ def whole_gradients(model: torch.nn.Module) -> Iterator[torch.Tensor]:
                     yield getattr(getattr(parameter, "_unsharded_param", None), "grad", None)
 
 
-def shard_before_layers(shard: Callable[[Any, dict[str, Any]], None]) -> None:
+def shard_before_layers(shard: Callable[[torch.nn.Module, dict[str, object]], None]) -> None:
     """Call shard(model, fully_shard's options) on the next model that Accelerate prepares, once it has emptied it, and before it
     shards the layers (utils/fsdp_utils.py: fsdp2_prepare_model): it would shard all parts over the same ranks. It looks for which
     modules are layers at that very moment. What it does before and after stays: the weights of the first rank reach the others by
@@ -183,10 +183,10 @@ def shard_before_layers(shard: Callable[[Any, dict[str, Any]], None]) -> None:
 
     prepare = caller.fsdp2_prepare_model
 
-    def prepare_once(accelerator: Accelerator, model: torch.nn.Module) -> Any:
+    def prepare_once(accelerator: Accelerator, model: torch.nn.Module) -> torch.nn.Module:
         layers_of = fsdp_utils.fsdp2_prepare_auto_wrap_policy
 
-        def shard_and_find_layers(plugin: Any, model: torch.nn.Module) -> Any:
+        def shard_and_find_layers(plugin: FullyShardedDataParallelPlugin, model: torch.nn.Module) -> object:
             policy = plugin.mixed_precision_policy or torch.distributed.fsdp.MixedPrecisionPolicy()
             options = {"reshard_after_forward": plugin.reshard_after_forward, "offload_policy": plugin.cpu_offload}
             shard(model, options | {"mp_policy": policy})

@@ -9,7 +9,6 @@ import datetime
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import wraps
-from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import Store, distributed_c10d
@@ -17,7 +16,7 @@ from torch.distributed import Store, distributed_c10d
 
 def group(
     store: Store, rank: int, size: int, address: str, connecting: datetime.timedelta, transfers: datetime.timedelta
-) -> Any:
+) -> "dist.ProcessGroupGloo":
     """A ProcessGroupGloo. Raises RuntimeError where not all are connected in time."""
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
@@ -34,7 +33,7 @@ def around_each_group(guard: Callable[[], AbstractContextManager[None]]) -> None
         return
 
     @wraps(make)
-    def guarded(*arguments: object, **named: object) -> Any:
+    def guarded(*arguments: object, **named: object) -> object:
         with guard():
             return make(*arguments, **named)
 

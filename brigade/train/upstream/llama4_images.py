@@ -42,10 +42,10 @@ class Llama4ImageProcessorPil(PilBackend):
         self,
         images: list[np.ndarray],
         size: SizeDict,
-        resample: Any,
+        resample: PILImageResampling,
         max_patches: int,
         resize_to_max_canvas: bool,
-        return_tensors: Any = None,
+        return_tensors: str | None = None,
         do_resize: bool = True,
         **colours: Any,
     ) -> BatchFeature:
@@ -76,8 +76,8 @@ def _coloured(
     do_rescale: bool,
     rescale_factor: float,
     do_normalize: bool,
-    image_mean: Any,
-    image_std: Any,
+    image_mean: list[float],
+    image_std: list[float],
     **_: object,
 ) -> torch.Tensor:
     """Return tiles in fp32, where they are both rescaled and normalised with the roundings of bf16."""
@@ -101,7 +101,7 @@ def take_pixels_in_any_precision() -> None:
     if plain.__module__ != Patches.__module__:  # once
         return
 
-    def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    def forward(self: torch.nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
         return plain(self, hidden_states.to(self.linear.weight.dtype))
 
     Patches.forward = forward  # type: ignore[method-assign]

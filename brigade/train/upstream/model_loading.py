@@ -48,7 +48,7 @@ def handed_to(take: Callable[[str, torch.Tensor], None]) -> Iterator[None]:
     said = os.environ.get(name_of_threads)
 
     def hand_over(
-        model: torch.nn.Module, target_name: str, value: torch.Tensor, loading_info: Any, hf_quantizer: Any
+        model: torch.nn.Module, target_name: str, value: torch.Tensor, loading_info: Any, hf_quantizer: object
     ) -> None:
         owner, _, name = target_name.rpartition(".")
         empty = getattr(model.get_submodule(owner), name, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from . import quick_imports
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 _OFF = "_disable_adapters"
 
 
-def import_peft() -> Any:
+def import_peft() -> ModuleType:
     """Return PEFT, which imports bitsandbytes no sooner than somebody else does.
 
     To give a layer adapters it would import it, and with it torch's inductor, to ask whether the layer is one of theirs

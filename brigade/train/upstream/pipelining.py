@@ -6,18 +6,22 @@ batches. Buffers are made when something is about to be received, and let go aft
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from torch.distributed import ProcessGroup
+from torch import nn
+from torch.distributed import P2POp, ProcessGroup
 from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
+
+Schedule: TypeAlias = PipelineScheduleSingle | PipelineScheduleMulti
 
 
 class Stage(PipelineStage):
     """shapes: of the activation before and after this stage, for each micro-batch"""
 
     def __init__(
-        self, part: Any, index: int, stages: int, device: torch.device, dtype: torch.dtype, group: ProcessGroup
+        self, part: nn.Module, index: int, stages: int, device: torch.device, dtype: torch.dtype, group: ProcessGroup
     ) -> None:
         # With an example on either side the first pass that infers them is left out (stage.py: _warmup_forward_vote).
         example = torch.empty(1, dtype=dtype, device="meta", requires_grad=True)
@@ -26,11 +30,11 @@ class Stage(PipelineStage):
         )
         self.dtype, self.shapes = dtype, list[tuple[int, ...]]()
 
-    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> Any:
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[P2POp]:
         self._hold(self.args_recv_info[fwd_chunk_id], fwd_chunk_id)
         return super().get_fwd_recv_ops(fwd_chunk_id)
 
-    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> Any:
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[P2POp]:
         if self.has_backward and not self.is_last:
             self._hold(self.grad_recv_info[bwd_chunk_id], bwd_chunk_id)
         return super().get_bwd_recv_ops(bwd_chunk_id)
@@ -46,12 +50,14 @@ class Stage(PipelineStage):
             info.buffer = None
 
 
-def step(schedule: Any, stages: list[Stage], count: int, micro_batch: Callable[[int], dict[str, Any]]) -> list[Any]:
+def step(
+    schedule: Schedule, stages: list[Stage], count: int, micro_batch: Callable[[int], dict[str, object]]
+) -> list[torch.Tensor]:
     """All of a step's `count` micro-batches forward and backward; gradients are added up in the parameters.
 
     micro_batch: keyword arguments of each stage's part for a number; returns the losses on the last stage, elsewhere nothing.
     """
-    losses: list[Any] = []
+    losses: list[torch.Tensor] = []
     for stage in stages:
         stage.has_backward = True
         stage.clear_runtime_states()

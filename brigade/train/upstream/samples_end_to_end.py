@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,7 +92,7 @@ def correct_masks() -> None:
 class _Corrected:
     """What makes masks for each kind of layer; only where samples lie end to end it is not as before."""
 
-    def __init__(self, plain: Any) -> None:
+    def __init__(self, plain: Callable[..., dict[str, torch.Tensor | None]]) -> None:
         self.plain, self.__module__ = plain, __name__
 
     def __call__(
@@ -102,11 +103,11 @@ class _Corrected:
         past_key_values: Cache | None,
         position_ids: torch.Tensor,
         block_sequence_ids: torch.Tensor,
-    ) -> dict[str, Any]:
+    ) -> dict[str, torch.Tensor | None]:
         from transformers import masking_utils as masks
 
         known = {"config": config, "inputs_embeds": inputs_embeds, "past_key_values": past_key_values}
-        made: dict[str, Any] = self.plain(
+        made = self.plain(
             **known, attention_mask=attention_mask, position_ids=position_ids, block_sequence_ids=block_sequence_ids
         )
         end_to_end = attention_mask is None and past_key_values is None and position_ids is not None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,7 @@ def recompute_within(
     checkpoint_by(model, partial(_with_contexts, contexts))
 
 
-def _with_contexts(contexts: Any, checkpoint: Callable[..., object], *given: object, **options: object) -> Any:
+def _with_contexts(contexts: object, checkpoint: Callable[..., object], *given: object, **options: object) -> object:
     return checkpoint(*given, context_fn=contexts, **options)
 
 

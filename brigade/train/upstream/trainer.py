@@ -16,6 +16,7 @@ import transformers
 from torch.utils.data import DataLoader
 from transformers.integrations import TensorBoardCallback
 
+from ...errors.tables import Fields
 from . import any_layer_kinds
 
 if TYPE_CHECKING:
@@ -54,7 +55,9 @@ class HookedTrainer(transformers.Trainer):
     def save_checkpoint(self) -> None:
         """Write a checkpoint of this step."""
 
-    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
+    def _prepare_for_training(
+        self, max_steps: int, train_dataloader: object, resume_from_checkpoint: str | None
+    ) -> Any:
         """Line 1715: wraps the model, makes optimizer and schedule, and loads a checkpoint into them."""
         checkpoint = Path(resume_from_checkpoint) if resume_from_checkpoint else None
         self.before_wrapping(checkpoint)
@@ -80,7 +83,7 @@ class HookedTrainer(transformers.Trainer):
         """Line 2781: the norm that is logged; the last word before the optimizer's step."""
         return self.judge(self.clip(model, 0.0) if grad_norm is None else grad_norm)
 
-    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+    def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
         """Line 3355: writes one file after another into the directory that already has the checkpoint's name."""
         self.save_checkpoint()
 
@@ -89,7 +92,7 @@ class HookedTrainer(transformers.Trainer):
         return super()._get_grad_norm(model)
 
     def forward_and_backward(
-        self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None
+        self, model: torch.nn.Module, inputs: Fields, num_items_in_batch: torch.Tensor | int | None
     ) -> torch.Tensor:
         """Return the loss of a micro-batch, whose gradients are there then.
 
@@ -104,7 +107,7 @@ class HookedTrainer(transformers.Trainer):
         return loss.detach()
 
     @abstractmethod
-    def to_device(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def to_device(self, inputs: Fields) -> Fields:
         """Return a micro-batch on the device. Transformers' own (line 2379: _prepare_inputs) also casts what is no integer to
         DeepSpeed's precision, a reference's log-probabilities too."""
 
@@ -132,7 +135,7 @@ class ResumedTensorBoard(TensorBoardCallback):
     """
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **about: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **about: object
     ) -> None:
         self.again = state.global_step + 1 if state.global_step else 0
         super().on_train_begin(args, state, control, **about)
@@ -155,7 +158,7 @@ def let_swanlab_have_no_run() -> None:
 
     ask = swanlab.get_run
 
-    def get_run() -> Any:
+    def get_run() -> object:
         try:
             return ask()
         except RuntimeError:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import bisect
 import functools
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+    from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 
 
 PREFIX = "_PartitionedParameterCoordinator__"  # of its private attributes
@@ -28,7 +29,7 @@ def decide_by_the_present_order() -> None:
     setattr(PartitionedParameterCoordinator, PREFIX + "params_to_release", _params_to_release)
 
 
-def _params_to_release(coordinator: Any, module: torch.nn.Module, step: int) -> set[int]:
+def _params_to_release(coordinator: PartitionedParameterCoordinator, module: torch.nn.Module, step: int) -> set[int]:
     """Return the ds_ids of the module's parameters that nobody needs soon.
 
     step: how many modules have run before and with this one, since the forward pass began
@@ -55,7 +56,7 @@ def is_kept(parameter: torch.nn.Parameter) -> bool:
 class _Uses:
     """Where in an order of modules each parameter is used, and what has been decided by it."""
 
-    def __init__(self, order: tuple[Any, ...], distance: int) -> None:
+    def __init__(self, order: tuple[torch.nn.Module, ...], distance: int) -> None:
         self.order, self.distance = order, distance
         self.decided: dict[tuple[int, int], set[int]] = {}
         self.steps: dict[int, list[int]] = {}

@@ -88,14 +88,14 @@ class StateBytes(TrainerCallback):
     def _masters(self) -> list[torch.Tensor]:
         return [master for name in _MASTERS for master in getattr(self.engine, name, ())]
 
-    def _parameters(self) -> dict[Any, int]:
+    def _parameters(self) -> dict[tuple[str, int], int]:
         parameters = list(self.model.parameters())
         found = storages(getattr(parameter, "ds_tensor", parameter) for parameter in parameters)
         found |= storages(getattr(parameter, "ds_secondary_tensor", None) for parameter in parameters)  # ZeRO++'s hpZ
         # ZeRO-3 keeps small parameters whole besides their partition (stage3_param_persistence_threshold).
         return found | storages(parameter for parameter in parameters if getattr(parameter, "ds_persist", False))
 
-    def _optimizer(self) -> dict[Any, int]:
+    def _optimizer(self) -> dict[tuple[str, int], int]:
         return storages([self.inner.state.values(), self._masters()])
 
     def on_step_end(self, args: object, state: object, control: object, **_: object):
@@ -162,7 +162,7 @@ def _shape(parameter: torch.nn.Parameter) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def storages(tensors: Any) -> dict[tuple[str, int], int]:
+def storages(tensors: object) -> dict[tuple[str, int], int]:
     """(device type, address) -> bytes of each distinct storage behind nested tensors (DTensors: this rank's shard)."""
     found: dict[tuple[str, int], int] = {}
     for tensor in _flatten(tensors):

@@ -12,13 +12,14 @@ the second. 0 to 1 with a threshold of 0.7 as in NVIDIA's resiliency extension (
 
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from statistics import median, median_low
-from typing import Any
 
 import torch
 from tqdm import tqdm
 
+from ...errors.tables import Fields
 from ..distributed import heartbeat
 from ..distributed.process import this_process
 from ..run import events
@@ -54,7 +55,7 @@ class SlowRanks:
         self.found: list[tuple[int, str, float, str]] = []
         self.lowest: dict[str, float] = {}
 
-    def sample(self) -> dict[str, Any]:
+    def sample(self) -> Fields:
         """Return what this rank measured since the last time, for the exchange between all."""
         now = list(this_process.heartbeat.seconds)
         own = [sum(now[phase] - self.before[phase] for phase in phases) for phases in self.parts.values()]
@@ -69,7 +70,7 @@ class SlowRanks:
             self.due = began + max(PROBE_EVERY, RARELY * (time.monotonic() - began))
         return {"own": own, "device": device, "host": self.host}
 
-    def take(self, rows: list[dict[str, Any]], seconds: float, steps: int) -> dict[str, float]:
+    def take(self, rows: list[Fields], seconds: float, steps: int) -> dict[str, float]:
         """Return what is logged. rows: sample() of each rank; seconds, steps: since the last time, pauses aside"""
         if not self.began:  # its steps compiled, and filled caches
             self.began = True
@@ -103,7 +104,7 @@ class SlowRanks:
             tqdm.write("no rank is slow any more")
 
 
-def scores(own: dict[str, Any], seconds: float, devices: list[float]) -> list[tuple[float, str]]:
+def scores(own: Mapping[str, Sequence[float]], seconds: float, devices: list[float]) -> list[tuple[float, str]]:
     """(score, why) of each rank. own: part of a step -> seconds that each rank spent in it, of so many seconds of training;
     devices: seconds of a product, 0: unknown"""
     found = []

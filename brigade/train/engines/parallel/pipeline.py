@@ -62,7 +62,7 @@ class Groups:
         return self.experts is not None and self.experts.owns(parameter)
 
 
-def _own(groups: Sequence[Sequence[int]], rank: int) -> Any:
+def _own(groups: Sequence[Sequence[int]], rank: int) -> ProcessGroup | None:
     made = {tuple(ranks): dist.new_group(list(ranks), timeout=COLLECTIVE_TIMEOUT) for ranks in groups}
     return next((group for ranks, group in made.items() if rank in ranks), None)
 

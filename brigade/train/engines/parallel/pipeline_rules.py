@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ....errors import UserError
 from ....errors.console import counted
+from ....errors.tables import Document
 from ... import upstream
 from ...recipe.batch import Batch
 from ...run.directory import Run
@@ -62,7 +63,7 @@ READ_OF_ZERO = {"stage", "reduce_bucket_size", "allgather_bucket_size", "overlap
                 "reduce_scatter", "allgather_partitions", "round_robin_gradients"}  # fmt: skip
 
 
-def _not_read(ds_config: Mapping[str, Any]) -> Iterator[str]:
+def _not_read(ds_config: Document) -> Iterator[str]:
     """Yield the keys of a ds_config that a pipeline does not read, although they would change what DeepSpeed does."""
     owned = {path.partition(".")[0] for path in owned_values()}
     yield from (key for key in ds_config if key not in READ | owned)

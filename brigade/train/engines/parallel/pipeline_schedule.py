@@ -5,6 +5,7 @@ from typing import Any
 from torch.distributed.pipelining import PipelineStage, schedules
 
 from ...strategy.axes import Axes
+from ...upstream.pipelining import Schedule
 
 CLASSES = {
     "gpipe": schedules.ScheduleGPipe,  # Huang et al. 2019, arXiv 1811.06965
@@ -29,7 +30,7 @@ def rank_of(axes: Axes, stage: int) -> int:
     return next(rank for rank in range(axes.stages) if stage in stages_of(axes, rank))
 
 
-def make(axes: Axes, stages: list[PipelineStage], micro_batches: int) -> Any:
+def make(axes: Axes, stages: list[PipelineStage], micro_batches: int) -> Schedule:
     """Return torch's schedule for the stages of this rank. The last stage returns the loss itself."""
     name = axes.chosen_schedule
     if name == "1f1b" and micro_batches < axes.stages:  # torch refuses; all forward passes come first in both

@@ -46,7 +46,7 @@ class HandsOn(nn.Module):
                 setattr(hands_on, key, value)
         return hands_on
 
-    def forward(self, hidden: torch.Tensor, *_: object, **__: object) -> Any:
+    def forward(self, hidden: torch.Tensor, *_: object, **__: object) -> Tensor | tuple[Tensor]:
         return (hidden,) if self.in_tuple else hidden
 
 
@@ -132,7 +132,7 @@ class Part(nn.Module):
         self.embedding = decoder.embedding if first else None
         self.head = decoder.head if last else None
 
-    def forward(self, hidden: Tensor | None = None, **inputs: Any) -> Any:
+    def forward(self, hidden: Tensor | None = None, **inputs: object) -> Tensor:
         """Compute the stage. inputs: those of the model's forward pass"""
         (decoder,) = self._decoder
         if not self.first:
@@ -320,11 +320,11 @@ def _tried(architecture: trial.Architecture, trust_remote_code: bool) -> tuple[s
     return f"they give a loss of {divided:.6f}, and the model gives {whole:.6f}{also}", in_tuples
 
 
-def _run(model: torch.nn.Module, layers: torch.nn.ModuleList, inputs: MicroBatch) -> tuple[Tensor, dict[type, Any]]:
+def _run(model: torch.nn.Module, layers: torch.nn.ModuleList, inputs: MicroBatch) -> tuple[Tensor, dict[type, object]]:
     """Return (the loss, what the last layer of each class returned)."""
-    returned: dict[type, Any] = {}
+    returned: dict[type, object] = {}
 
-    def see(layer: nn.Module, _: object, output: Any) -> None:
+    def see(layer: nn.Module, _: object, output: object) -> None:
         returned[type(layer)] = output
 
     hooks = [layer.register_forward_hook(see) for layer in layers]

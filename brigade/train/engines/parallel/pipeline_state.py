@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from ...checkpoint.states import States
 from ...distributed import exchange
 from .pipeline import Pipeline
 
@@ -16,7 +17,7 @@ MODEL, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"  # Accelerate's names f
 DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}  # by "torch.bfloat16"
 
 
-def gathered(pipeline: Pipeline, state: Mapping[str, Tensor], names: Iterable[str], wanted: bool) -> dict[str, Any]:
+def gathered(pipeline: Pipeline, state: Mapping[str, Tensor], names: Iterable[str], wanted: bool) -> dict[str, Tensor]:
     """Return these tensors of the model's state, on the CPU, on the ranks of a pipeline that want them; elsewhere {}. A
     collective.
 
@@ -54,13 +55,13 @@ def save_model(folder: Path, state: Mapping[str, Tensor]) -> None:
     _save(folder / MODEL, {"model": dict(state)})
 
 
-def save_optimizer(folder: Path, states: Mapping[str, Any], groups: Iterable[Mapping[str, Any]]) -> None:
+def save_optimizer(folder: Path, states: Mapping[str, object], groups: Iterable[Mapping[str, object]]) -> None:
     """Save the optimizer likewise. states: those of whole parameters; groups: the optimizer's own"""
     kept = [{key: value for key, value in group.items() if key != "params"} for group in groups]
     _save(folder / OPTIMIZER, {"optimizer": {"state": dict(states), "param_groups": kept}})
 
 
-def _save(folder: Path, state: dict[str, Any]) -> None:
+def _save(folder: Path, state: dict[str, object]) -> None:
     import torch.distributed.checkpoint as checkpoints
 
     checkpoints.save(state, storage_writer=checkpoints.FileSystemWriter(folder, sync_files=False))
@@ -72,7 +73,7 @@ class OwnPart:
     parameters: by name, those that this rank has a part of; everything else is read as it is
     """
 
-    def __init__(self, source: Any, parameters: Mapping[str, Any]) -> None:
+    def __init__(self, source: States, parameters: Mapping[str, DTensor]) -> None:
         self._source, self._parameters = source, parameters
 
     def __getattr__(self, name: str) -> Any:

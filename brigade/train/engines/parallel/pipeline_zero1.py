@@ -83,10 +83,10 @@ class Zero1:
                         dist.broadcast(flat, group_src=owner, group=group)
                         spread_(flat, bucket)
 
-    def states(self, parameters: Mapping[nn.Parameter, str]) -> dict[str, dict[str, Any]]:
+    def states(self, parameters: Mapping[nn.Parameter, str]) -> dict[str, dict[str, object]]:
         """Return what the optimizer keeps for whole parameters, by these names; each rank has every n-th of them. A
         collective."""
-        states: dict[str, dict[str, Any]] = {}
+        states: dict[str, dict[str, object]] = {}
         for number, (parameter, name) in enumerate(parameters.items()):
             group = next(group for line, group in self.lines for each in line if each.parameter is parameter)
             shares = [each for line, _ in self.lines for each in line if each.parameter is parameter]
@@ -121,7 +121,7 @@ def _as_divided(state: Tensor, parameter: torch.nn.Parameter) -> Tensor:
     return DTensor.from_local(state, mesh, placements, shape=parameter.shape, stride=parameter.stride())
 
 
-def _kind(value: Any) -> tuple[str, Any]:
+def _kind(value: Any) -> tuple[str, float | None]:
     """Return (dtype, "" for what is no tensor; value, None for a share, which is sent as a tensor)."""
     if not torch.is_tensor(value):
         return "", value

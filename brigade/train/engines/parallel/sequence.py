@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 IN_PARTS = "in_parts"  # key of a micro-batch and option of attention: whether ranks have parts of its sequences
+Attention = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]  # as Transformers registers it
 
 
 class DividedSequences(Collate):
@@ -98,7 +99,7 @@ def cut_before_decoder(model: PreTrainedModel, number: int, of: int) -> None:
     over ranks is that of the whole sequence.
     """
 
-    def cut(_: object, args: tuple[object, ...], given: dict[str, Any]) -> tuple[tuple[object, ...], dict[str, object]]:
+    def cut(_: object, args: tuple[object, ...], given: MicroBatch) -> tuple[tuple[object, ...], MicroBatch]:
         if not given.get(IN_PARTS):
             return args, given
         size = given["inputs_embeds"].shape[1] // of
@@ -144,7 +145,7 @@ def tokens_for_heads(tensor: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
     return _AllToAll.apply(tensor[0].unflatten(0, (group.size(), -1)), group).transpose(0, 1).flatten(1, 2)[None]
 
 
-def around(attention: Callable[..., Any]) -> Callable[..., Any]:
+def around(attention: Attention) -> Attention:
     """Return an attention of Transformers that also takes sequences in parts, where IN_PARTS says so. Without it, as when answers
     are generated, each rank computes by itself."""
 
@@ -155,7 +156,7 @@ def around(attention: Callable[..., Any]) -> Callable[..., Any]:
         value: torch.Tensor,
         attention_mask: torch.Tensor | None,
         **options: Any,
-    ) -> tuple[torch.Tensor, None]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if not options.pop(IN_PARTS, False):
             return attention(module, query, key, value, attention_mask, **options)
         group = this_process.sequence_group

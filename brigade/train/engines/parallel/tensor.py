@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -184,7 +184,7 @@ def _compute_locally(module: torch.nn.Module, summed: Mapping[torch.nn.Module, C
     """
     forward = module.forward
 
-    def local(*args: object, **options: object) -> Any:
+    def local(*args: object, **options: object) -> object:
         before = []
         for part, in_parts in summed.items():
             for key, value in part._parameters.items():

@@ -101,7 +101,7 @@ def _judge(
     model: PreTrainedModel,
     plan: Mapping[str, str],
     whole: Mapping[str, Tensor | None],
-    parts: tuple[Mapping[str, Any], ...],
+    parts: tuple[Mapping[str, Tensor], ...],
 ) -> tuple[frozenset[str], str]:
     """Compare the gradients of each rank with those of the whole model. Returns what summed() returns."""
     prefix = next(f"{name}." for name, module in model.named_modules() if module is model.get_decoder())
@@ -137,7 +137,7 @@ def _judge(
 class _Rank:
     """A rank of the group. number: its own"""
 
-    def __init__(self, number: int, barrier: threading.Barrier, table: list[Any]) -> None:
+    def __init__(self, number: int, barrier: threading.Barrier, table: list[Tensor]) -> None:
         self.number, self._barrier, self._table = number, barrier, table
 
     def exchange(self, tensor: Tensor) -> list[Tensor]:

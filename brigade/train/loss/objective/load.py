@@ -3,7 +3,6 @@
 import importlib
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -52,7 +51,7 @@ def loss_of(settings: Settings) -> Loss:
     return own_function(settings, "objective")  # type: ignore[no-any-return]
 
 
-def _breaks_contract(load: Callable[[], Any], training: TrainingSection) -> str:
+def _breaks_contract(load: Callable[[], Callable[[Pairs, Options], Result]], training: TrainingSection) -> str:
     """Return in which way a function of pairs is no objective; "" where it is one. load: returns it, before its first call"""
     options, draws = options_of(training), np.random.default_rng(0)
     chosen_tokens, rejected_tokens = tokens = draws.integers(1, 200, (2, TRIED)).astype(float)
@@ -71,13 +70,14 @@ def _breaks_contract(load: Callable[[], Any], training: TrainingSection) -> str:
         for name, of_pairs in values.items()
     }
 
-    def losses_and_figures(function: Any, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def losses_and_figures(
+        function: Callable[[Pairs, Options], Result], given: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
         result = Result(*function(Pairs(**given), options))
         return {"losses": result.losses} | {name: _values(figure) for name, figure in result.figures.items()}
 
     return loss_trial.why_not(lambda: partial(losses_and_figures, load()), pairs, "pair", (NoReference,))
 
 
-def _values(figure: Any) -> torch.Tensor:
-    values: torch.Tensor = figure[0] if isinstance(figure, tuple) else figure
-    return values
+def _values(figure: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return figure[0] if isinstance(figure, tuple) else figure

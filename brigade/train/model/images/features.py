@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ....errors import UserError, first_line
 from .. import trial
@@ -12,7 +12,7 @@ from .processor import Processor
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from ...recipe.settings import Settings
 
@@ -43,7 +43,7 @@ def load_checked(settings: Settings, tokenizer: PreTrainedTokenizerBase, config:
     return processor
 
 
-def _tiny(config: PreTrainedConfig) -> Any:
+def _tiny(config: PreTrainedConfig) -> PreTrainedModel:
     """Return a tiny random model of the architecture. Its tower has all layers where the config chooses some of them."""
     import torch
 

@@ -11,8 +11,8 @@ import hashlib
 import io
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -201,7 +201,7 @@ class Processor:
             _refuse()
         return positions
 
-    def _placer(self) -> Any:
+    def _placer(self) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
         """Return get_rope_index of the model's own class, bound to a model without parameters: it only reads the
         configuration."""
         from transformers import MODEL_MAPPING
@@ -212,7 +212,7 @@ class Processor:
         empty.config = self.config
         return empty.get_rope_index
 
-    def of_prompts(self, ids: torch.Tensor, images: Sequence[ImageSource]) -> dict[str, Any]:
+    def of_prompts(self, ids: torch.Tensor, images: Sequence[ImageSource]) -> dict[str, torch.Tensor]:
         """Return what generate() takes besides token ids and their mask, where prompts have images; {} where they have none.
 
         ids: (prompts, longest), padded on the left; images: of all prompts, in the order of their tokens
@@ -220,7 +220,7 @@ class Processor:
         """
         if not images:
             return {}
-        made: dict[str, Any] = self.tensors([image.open() for image in images])
+        made = self.tensors([image.open() for image in images])
         told = self.model.token_types or ("mm_token_type_ids" if self.model.positions else None)
         return made | ({told: (ids == self.image_token_id).long()} if told else {})
 
