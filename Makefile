@@ -113,11 +113,8 @@ test-half: kernels tools
 	then echo "test-half: this processor has no such instructions, so make test has shown it"; \
 	else ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) $(HALF) -m "not slow"; fi
 
-# With TIER="not matrix" what `make test` runs, too: in one session, which collects and imports once, and in which a file's quick
-# and slow cases share their references and their groups of ranks. CI does so.
-TIER ?= slow and not matrix
 test-all: kernels tools skypilot llama_cpp vllm lm_eval s3_server
-	$(PYTEST) tests/ranks tests/serving tests/unit -m "$(TIER)"
+	$(PYTEST) tests/ranks tests/serving tests/unit -m "slow and not matrix"
 
 # Each axis with each strategy, accumulation and model. By hand, after a change of an engine or an upgrade of what it stands on.
 # As root also what clusters seldom need: three ways to damage a checkpoint, three to name the same hosts.
