@@ -24,7 +24,7 @@ MISTAKES = {
     "a flag's other name": (["--gradient_accumulation_steps", "3"], None, ["global_batch_size"]),
     "unknown recipe key": (ON_RECIPE, RECIPE % ", lerning_rate: 3", ["FILE", "lerning_rate", "3", "'learning_rate'"]),
     "unknown recipe section": (ON_RECIPE, "trainin: {}\n" + RECIPE % "", ["FILE: trainin", "'training'"]),
-    "wrong type in the recipe": (ON_RECIPE, RECIPE % ", bf16: maybe", ["FILE: training.bf16", "'maybe'", "boolean"]),
+    "wrong type in the recipe": (ON_RECIPE, RECIPE % ", bf16: maybe", ["FILE: training.bf16", "'maybe'", "true or false"]),
     "wrong type in a flag": (["--max_steps", "many"], None, ["flag --max_steps", "'many'", "integer"]),
     "not one of the choices": (["--optim", "adam"], None, ["flag --optim", "'adam'", "adamw_torch"]),
     "recipe that is no YAML": (ON_RECIPE, "model:\n\tx: 1\n", ["FILE, line 2", "not YAML"]),

@@ -189,6 +189,6 @@ def test_calibrate_needs_a_measurement_and_a_file(tmp_path, monkeypatch, capsys)
 
 
 def test_all_checks_of_the_network_say_what_they_read():
-    assert all("Threshold" in check.__doc__ or "As pairs" in check.__doc__ for check in (
+    assert all("Threshold" in check.about or "As pairs" in check.about for check in (
         pairs.pairs, pairs.every_pair, collectives.pairs_by_nccl, collectives.collectives, collectives.inside, waiting.waiting,
     ))  # fmt: skip
