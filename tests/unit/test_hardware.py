@@ -41,7 +41,7 @@ def test_a_name_that_only_begins_like_a_known_one_is_unknown(name):
 
 
 def test_every_entry_has_numbers_and_source():
-    optional = {"matmul_tflops", "sustained", "attention_tflops", "node_gbit", "host_gib", "nvme_gb", "bf16", "grouped"}
+    optional = {"matmul_tflops", "sustained", "attention_tflops", "node_gbit", "host_gib", "nvme_gb", "bf16"}
     for name, entry in catalogue().items():
         assert (
             set(entry) - optional == {*calibration.NUMBERS, "driver", "names", "source", "generation"}
