@@ -18,69 +18,69 @@ from .pages import DOCS, command
 
 PAGE = DOCS / "planner-questions.md"
 H100 = "--gpu 'H100 80GB'"
-# Question -> the words after `python -m brigade plan`, and the first words of the lines that are the answer.
+# Question -> the words after `python -m brigade plan`, and the first words of lines that answer it beside the first two.
 QUESTIONS = {
-    "Does LoRA of an 8B model fit my 24 GB card?": ("recipes/llama-3.1-8b/lora.yaml", "trains memory verdict"),
-    "Will all weights of an 8B model train on one H100?": (f"llama-3.1-8b {H100}", "memory host speed"),
+    "Does LoRA of an 8B model fit my 24 GB card?": ("recipes/llama-3.1-8b/lora.yaml", "trains"),
+    "Will all weights of an 8B model train on one H100?": (f"llama-3.1-8b {H100}", "host note"),
     "QLoRA of a 70B model on two 24 GB cards?": (
         "llama-3.1-70b --method qlora --gpu 4090 --hostfile HOSTS --max_length 1024",
-        "Nothing memory speed",
+        "",
     ),
-    "70B in full on 16 H100?": (f"llama-3.1-70b --hostfile hostfiles/2x8 {H100}", "memory speed duration"),
+    "70B in full on 16 H100?": (f"llama-3.1-70b --hostfile hostfiles/2x8 {H100}", "duration"),
     "The same with 10 GbE between the hosts?": (
         f"llama-3.1-70b --hostfile hostfiles/2x8 {H100} --network '10 GbE'",
-        "More On --global axes time speed",
+        "More On --global axes time note",
     ),
     "Do two hosts help an 8B model over 10 GbE?": (
         f"llama-3.1-8b --hostfile hostfiles/2x8 {H100} --network '10 GbE'",
-        "More On axes speed",
+        "More On axes",
     ),
     "A context of 128k tokens for an 8B model on eight H100?": (
         f"llama-3.1-8b --hostfile hostfiles/1x8 {H100} --max_length 131072 --global_batch_size 16",
-        "axes memory speed",
+        "axes note",
     ),
-    "A mixture of experts on eight GPUs?": (f"qwen3-30b-a3b --hostfile hostfiles/1x8 {H100}", "axes memory speed"),
+    "A mixture of experts on eight GPUs?": (f"qwen3-30b-a3b --hostfile hostfiles/1x8 {H100}", "axes note"),
     "The cheapest way to train a 32B model on a billion tokens, of up to 16 H100?": (
         f"qwen3-32b --hostfile hostfiles/2x8 {H100} --goal cheapest",
-        "The memory duration",
+        "The duration",
     ),
     "What does a billion tokens cost me at 2 dollars an hour?": (
         f"qwen3-8b --hostfile hostfiles/1x8 {H100} --price 2",
-        "speed duration",
+        "",
     ),
     "How few GPUs train a 14B model in full?": (
         "qwen3-14b --hostfile hostfiles/1x8 --gpu 'A100 80GB' --goal fewest-gpus",
-        "The memory speed",
+        "The note",
     ),
     "Can 5 billion tokens be done by Monday, in 60 hours?": (
         f"qwen3-14b --hostfile hostfiles/2x8 {H100} --tokens 5e9 --deadline 60",
-        "No The duration",
+        "No The",
     ),
     "Do A100s without fast links between hosts train 32B?": (
         "qwen3-32b --hostfile hostfiles/2x8 --gpu 'A100 80GB' --network '25 Gb/s'",
-        "More On axes time speed",
+        "More On axes time note",
     ),
     "LoRA or all weights of an 8B model, on eight L40S?": (
         "llama-3.1-8b --hostfile hostfiles/1x8 --gpu L40S",
-        "--method memory speed",
+        "--method",
     ),
     "How good is the guess for a card of which no run is known?": (
         "qwen3-8b --method lora --gpu MI300X",
-        "the time speed",
+        "time note",
     ),
     "Does the 405B model fit 16 hosts of eight H100?": (
         f"llama-3.1-405b --hostfile hostfiles/16x8 {H100}",
-        "axes memory speed",
+        "axes note",
     ),
-    "And its adapters on two hosts of H200?": ("recipes/llama-3.1-405b/lora.yaml", "trains memory verdict"),
-    "What do Liger's kernels bring?": ("qwen3-8b --method lora --gpu A100", "speed liger"),
+    "And its adapters on two hosts of H200?": ("recipes/llama-3.1-405b/lora.yaml", "trains"),
+    "What do Liger's kernels bring?": ("qwen3-8b --method lora --gpu A100", "liger"),
     "How much memory and disk do my hosts need for 8B with offload on a 4090?": (
         "llama-3.1-8b --gpu 4090 --max_length 2048 --host_memory 256",
-        "host disk speed",
+        "host disk",
     ),
     "What if my sequences are longer than the model's positions?": (
         "qwen3-8b --hostfile hostfiles/1x8 --gpu H200 --max_length 65536 --global_batch_size 16",
-        "65,536 memory speed",
+        "65,536",
     ),
 }
 
@@ -92,7 +92,9 @@ def answer(words: str, lines: str) -> str:
         hosts.write("node1 slots=2\n")
         hosts.flush()
         brigade(["plan", *shlex.split(words.replace("HOSTS", hosts.name))])
-    kept = [line for line in out.getvalue().splitlines() if line.strip().split(" ")[0] in lines.split()]
+    first, second, *others = out.getvalue().splitlines()
+    kept = [first, *([second] if second.startswith(("Start: ", "Write it: ")) else [])]
+    kept += [line for line in others if line.strip().split(" ")[0] in lines.split()]
     return "\n".join([f"    $ python -m brigade plan {shown}", *(f"    {line}" for line in kept)])
 
 

@@ -224,7 +224,6 @@ def moving_bytes(peak: Memory) -> float:
 # ---- time --------------------------------------------------------------------------------------------------------
 @step_time.op_seconds.register
 def _(job: PublishedJob, g: Gpu, op: Op) -> tuple[float, float]:
-    g = replace(g, grouped=True)  # other frameworks bring kernels of their own for all experts at once
     if job.fp8 and op.kind == "product":
         dense = FP8_OF_MEGATRON if job.driver == "megatron" else FP8[job.fp8]
         faster = FP8_GROUPED if op.experts / job.expert > 1 else dense

@@ -27,7 +27,7 @@ from .costs.job import PROJECTOR
 from .costs.memory import GIB
 from .hardware import calibration
 from .hardware.network import hold_name
-from .output import show, write
+from .output import answer, show, write
 from .output.as_json import answer_json
 from .output.images import say_images
 from .output.objective import say_objective
@@ -147,18 +147,25 @@ def _choose(options: argparse.Namespace) -> int:
     device = ranked[0].estimate.gpu if ranked else None
     advice = [*advice, *averaging_advice.for_model(found)]
     advice += show.warnings(options.model, workload, device) if device else []
-    late = winner and options.deadline and found.hours(options.tokens) > options.deadline
+    late = bool(winner and options.deadline and found.slow_hours(options.tokens) > options.deadline)
     if options.json:
         if winner is None:
             advice.append(show.nothing_fits(workload, cluster, ranked))
         print(answer_json(found, advice, options.price))
         return 0 if winner and not late else 1
+    if winner is None:
+        print(show.wrapped(show.nothing_fits(workload, cluster, ranked)))
+    else:
+        _say_first(options, found, late)
+    if options.goal or options.deadline:  # of which size it is
+        print(*map(show.wrapped, advice[:1]))
+        advice = advice[1:]
     show.trained(ranked[0].estimate.job, workload.whole)
-    print(*map(show.wrapped, advice), sep="\n", end="\n" * bool(advice))
     console().print(show.comparison(workload, cluster, ranked, winner))
     if winner is None:
-        print(show.nothing_fits(workload, cluster, ranked))
+        show.say_all(advice)
         return 1
+    show.say_all(show.unfitting(ranked))
     show.batch(winner)
     say_objective(winner.estimate, workload.length)
     say_images(winner.estimate)
@@ -168,7 +175,25 @@ def _choose(options: argparse.Namespace) -> int:
     if options.write:
         written = write.write(winner, workload, options.model, options.write, options.hostfile)
         print("\n".join(f"Wrote {path}" for path in written) or "The recipe is there already, unchanged.")
+    show.say_all(advice)
+    show.say_notes(winner.estimate)
     return 1 if late else 0
+
+
+def _say_first(options: argparse.Namespace, found: goals.Answer, late: bool) -> None:
+    """Print whether it fits and what it takes, and the command to go on with."""
+    workload, winner = found.workload, found.winner
+    assert winner
+    result = winner.estimate
+    wants_hours = options.tokens != goals.BILLION or options.price is not None or options.deadline
+    fits = f"Fits, but is not sure to keep the deadline of {options.deadline:g} h" if late else "Fits"
+    where = f"{winner.name} on {found.cluster.title} {result.gpu.kind}"
+    speed = answer.speed_and_price(result, options.tokens if wants_hours else None, options.price)
+    print(show.wrapped(f"{fits}: {where}, {answer.needed(result)}, {speed}."))
+    if options.write:
+        show.say_command(answer.command_to_start(options.write, workload.method, options.hostfile))
+    elif not workload.images:
+        show.say_command(answer.command_to_write(options, FLAGS.values(), workload.shape.name))
 
 
 def asked(options: argparse.Namespace) -> tuple[Workload, Cluster]:

@@ -44,11 +44,26 @@ def test_goals_and_deadlines_choose_the_size():
     assert sizes["fastest"].speed >= max(one.speed for one in sizes.values())
     assert sizes["cheapest"].gpu_hours() <= min(one.gpu_hours() for one in sizes.values())
     assert sizes["fewest-gpus"].cluster.gpus <= min(one.cluster.gpus for one in sizes.values())
-    hours = 1.01 * sizes["fastest"].hours(2e9)
-    kept, _ = pick(whole, "", hours, 2e9)
-    assert kept.hours(2e9) <= hours
+    assert "by what is expected of each" in pick(whole, "cheapest")[1][0]
+    hours = 1.01 * sizes["fastest"].slow_hours(2e9)
+    kept, (said, *_) = pick(whole, "", hours, 2e9)
+    assert kept.slow_hours(2e9) <= hours and "at the slow end of the interval, which the deadline is judged by" in said
     _, (said,) = pick(whole, "", hours / 10, 2e9)
-    assert said.startswith("No size of this cluster keeps the deadline")
+    assert said.startswith("No size of this cluster is sure to keep the deadline")
+
+
+def test_a_deadline_within_the_interval_is_not_kept():
+    """What is expected would keep it, and the slow end would not."""
+    whole = answer(Workload(named_shape("llama-3.1-8b")), Cluster("H100 80GB", 8, 1))
+    between = (whole.hours(1e9) + whole.slow_hours(1e9)) / 2
+    assert whole.hours(1e9) < between < whole.slow_hours(1e9)
+    found, (said,) = pick(whole, "", between)
+    assert found.slow_hours(1e9) > between and said.startswith("No size of this cluster is sure to keep the deadline")
+
+
+def test_advice_compares_what_is_expected_of_both():
+    _, (first, *_) = pick(answer(Workload(named_shape("llama-3.1-8b")), SLOW), "")
+    assert re.search(r"[\d,]+00 tokens/s in all against [\d,]+00, both as expected", first)
 
 
 @pytest.mark.parametrize("key", ["logits_scaling", "logit_scale"])
@@ -144,8 +159,10 @@ def test_hosts_of_unequal_slots_are_planned(plan, tmp_path):
     code, text = plan("qwen3-8b", "--gpu", "H100", "--hostfile", tmp_path / "hosts", "--global_batch_size", 96)
     assert code == 0 and "12 GPUs on 2 hosts, H100 80GB" in text and not re.search(r"HSDP|hpZ|[TSPE]P \d", text)
     slow = ["llama-3.1-8b", "--gpu", "H100", "--hostfile", tmp_path / "hosts", "--network", "10 GbE"]
-    assert plan(*slow)[1].startswith("More is not faster: on 1 host with 8 GPUs")  # the larger one alone
-    assert "sizes of this cluster: 1 host with 8 GPUs" in plan(*slow, "--goal", "fastest")[1]
+    assert "\nMore is not faster: on 1 host with 8 GPUs" in plan(*slow)[1]  # the larger one alone
+    assert (
+        "sizes of this cluster by what is expected of each: 1 host with 8 GPUs" in plan(*slow, "--goal", "fastest")[1]
+    )
 
 
 def test_positions_and_towers_are_warned_of(plan, tmp_path):
@@ -189,7 +206,7 @@ def test_a_cluster_on_which_nothing_fits_has_no_speed():
 
 def test_a_card_without_bf16_is_planned_and_written_in_fp16(plan, tmp_path):
     code, text = plan("qwen3-0.6b", "--gpu", "V100", "--write", tmp_path / "v100.yaml")
-    assert code == 0 and text.startswith("The V100 32GB has no bf16") and "torch.compile" not in text
+    assert code == 0 and "\nThe V100 32GB has no bf16" in text and "torch.compile" not in text
     training = yaml.safe_load((tmp_path / "v100.yaml").read_text())["training"]
     assert training["fp16"] is True and "bf16" not in training
     code, text = plan("recipes/qwen3-0.6b/full.yaml", "--gpu", "T4")

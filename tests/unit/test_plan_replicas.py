@@ -163,4 +163,4 @@ def test_no_line_where_it_is_refused(plan, tmp_path, changes):
     lines = [
         re.findall("^(?:time|At) ", plan(name, *SLOW[:2], "--network", "0.05 Gb/s")[1], re.M) for name in (LORA, path)
     ]
-    assert lines == [["At ", "time "], ["time "]]
+    assert lines == [["time ", "At "], ["time "]]

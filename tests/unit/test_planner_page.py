@@ -7,9 +7,10 @@ from dataclasses import FrozenInstanceError
 import pytest
 import yaml
 
-from benchmarks import planner, planner_intervals, planner_rows, strangers
+from benchmarks import ablations, pages, planner, planner_intervals, planner_rows, strangers
 from benchmarks.published import table
 from brigade.plan import constants, hardware
+from brigade.plan.costs.conventions import ENGINES
 from brigade.train.recipe.files import REPOSITORY
 from testing.published_row import ROW
 
@@ -80,3 +81,18 @@ def test_other_programs_have_what_was_said_at_first_sight():
     now = {run.name: planner_rows.memory_error(run) for run in seen}
     assert soon["kempnerforge-014"] < 0.4 < 0.9 < now["kempnerforge-014"]
     assert {row["round"] for row in known.values()} == {"1", "2"}
+
+
+def test_each_refinement_that_is_switched_off_has_a_row_and_is_on_again(monkeypatch):
+    assert {*ablations.ABLATIONS} < {row["without"] for row in pages.read(ablations.FILE)}
+    monkeypatch.setattr(ablations, "fit", lambda training: {"A100": 0.5})
+    before, share = constants.CONSTANTS, hardware.gpu("A100 80GB").sustained
+    launching, held = before.launch_seconds, ENGINES["zero"].host_sharded
+    with ablations.without("launch-bound Python"):
+        assert before.launch_seconds == 0 and hardware.gpu("A100 80GB").sustained == 0.5
+    with ablations.without("launching under ZeRO-3 and FSDP2 takes longer"):
+        assert ENGINES["zero"].host_sharded == 1 and before.launch_seconds == launching
+    with ablations.without("attention's own rates"):
+        assert not hardware.gpu("A100 80GB").attention_tflops
+    assert before.launch_seconds == launching and ENGINES["zero"].host_sharded == held
+    assert hardware.gpu("A100 80GB").sustained == share and hardware.gpu("A100 80GB").attention_tflops

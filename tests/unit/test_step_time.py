@@ -92,16 +92,3 @@ def test_a_network_without_a_rate_is_refused(named):
     with pytest.raises(UserError) as error:
         hold_name(named, "flag --network")
     assert "3200 Gb/s" in error.value.cure
-
-
-def test_cards_without_a_grouped_product_compute_one_expert_after_another():
-    """torch's kernel for the products of all experts is for Hopper and B200; an A100 loops over the 128 of Qwen3-30B-A3B."""
-    shape = named_shape(str(Path(__file__).parents[2] / "recipes" / "qwen3-30b-a3b"))
-    mixture = Job(shape, sequence=4096, data=8, stage=3)
-    for kind, looped in {"A100 80GB": True, "RTX 5090": True, "H100 80GB": False, "B200": False}.items():
-        card = gpu(kind)
-        assert card.grouped is not looped
-        factor = step_time(mixture, card).compute / step_time(mixture, replace(card, grouped=True)).compute
-        assert factor > 1.3 if looped else factor == 1
-        dense = step_time(job(), card)
-        assert dense == step_time(job(), replace(card, grouped=not card.grouped))

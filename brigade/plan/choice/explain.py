@@ -82,6 +82,17 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
     return longer + why
 
 
+def too_much(candidate: Candidate) -> str:
+    """Return in a few words what a candidate that does not fit needs too much of: `12 GiB too much`."""
+    result = candidate.estimate
+    if candidate.refused:
+        return "too little memory or disk on its hosts" if "host" in candidate.refused else "too large while it loads"
+    lacks = (candidate.margin - 1) * result.gpu.memory_gib + result.device_gib
+    if not candidate.keeps_margin:
+        return f"{figure(lacks, 0 if lacks >= 1 else 1)} GiB too much"
+    return f"up to {result.most_gib:.0f} GiB"
+
+
 def _longer(ratio: float) -> str:
     """Say how much longer it takes: `1.5x the time`, `20% more time`. ratio: of one time to another"""
     if abs(ratio - 1) < 0.005:

@@ -3,6 +3,7 @@
 How many tokens a recipe reads of its own data is known here for the data sets of our recipes: data_sets.yaml.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,6 +48,11 @@ class Answer:
     def hours(self, tokens: float = BILLION) -> float:
         return tokens / self.speed / 3600
 
+    def slow_hours(self, tokens: float = BILLION) -> float:
+        """Return the hours at the slow end of the interval, by which a deadline is judged."""
+        result = self.winner.estimate if self.winner else None
+        return self.hours(tokens) * result.time_interval()[1] / result.time.total if result else math.inf
+
     def gpu_hours(self, tokens: float = BILLION) -> float:
         return self.hours(tokens) * self.cluster.gpus
 
@@ -77,17 +83,20 @@ def sizes(workload: Workload, cluster: Cluster, inside: bool) -> Iterator[Answer
 
 
 def pick(whole: Answer, goal: str, deadline: float = 0.0, tokens: float = BILLION) -> tuple[Answer, list[str]]:
-    """Return (the answer that serves the goal, sentences to begin with). deadline: hours for so many tokens, 0 for none."""
+    """Return (the answer that serves the goal, sentences to begin with). deadline: hours for so many tokens, 0 for none.
+
+    A deadline is kept where the slow end of the interval keeps it. Sizes are compared by what is expected of each.
+    """
     if not goal and not deadline:
         return whole, better(whole)
     able = [size for size in [whole, *sizes(whole.workload, whole.cluster, True)] if size.winner]
     if not able:
         return whole, []
-    fastest = max(able, key=lambda size: size.speed)
-    in_time = [size for size in able if not deadline or size.hours(tokens) <= deadline]
+    in_time = [size for size in able if not deadline or size.slow_hours(tokens) <= deadline]
     if not in_time:
-        took = f"{tokens / BILLION:g} billion tokens take {figure(fastest.hours(tokens), 1)} hours on {fastest.size}"
-        return fastest, [f"No size of this cluster keeps the deadline of {deadline:g} h: at best {took}."]
+        fastest = min(able, key=lambda size: size.slow_hours(tokens))
+        took = f"{_hours_in_words(fastest, tokens)}, on {fastest.size}"
+        return fastest, [f"No size of this cluster is sure to keep the deadline of {deadline:g} h: at best {took}."]
     least = min(size.gpu_hours() for size in in_time)  # of two as cheap, the smaller
     best = {
         "fastest": max(in_time, key=lambda size: size.speed),
@@ -95,8 +104,14 @@ def pick(whole: Answer, goal: str, deadline: float = 0.0, tokens: float = BILLIO
     }.get(goal) or min(in_time, key=lambda size: (round(size.gpu_hours() / least, 2), size.cluster.gpus))
     words = {"fastest": "The fastest", "fewest-gpus": "The fewest GPUs on which it fits"}.get(goal, "The cheapest")
     first = measure_first(best, (size for size in able if size.cluster.nodes < best.cluster.nodes))
-    kept = f", with which {tokens / BILLION:g} billion tokens take {best.hours(tokens):,.1f} hours" if deadline else ""
-    return best, [f"{words} of {counted(len(able), 'size')} of this cluster: {best.size}{kept}.", *first]
+    kept = f". There {_hours_in_words(best, tokens)}, which the deadline is judged by" if deadline else ""
+    by = " by what is expected of each"
+    return best, [f"{words} of {counted(len(able), 'size')} of this cluster{by}: {best.size}{kept}.", *first]
+
+
+def _hours_in_words(size: Answer, tokens: float) -> str:
+    expected, slow = (figure(hours, 1) for hours in (size.hours(tokens), size.slow_hours(tokens)))
+    return f"{tokens / BILLION:g} billion tokens take {expected} hours, and {slow} at the slow end of the interval"
 
 
 def measure_first(whole: Answer, fewer: Iterable[Answer]) -> list[str]:
@@ -144,7 +159,9 @@ def better(whole: Answer) -> list[str]:
 
 
 def _against(one: Answer, other: Answer) -> str:
-    return f"{one.speed:,.0f} tokens/s in all against {other.speed:,.0f}"
+    """Compare what is expected of two: intervals of like configurations err together."""
+    here, there = (f"{float(f'{answer.speed:.3g}'):,.0f}" for answer in (one, other))
+    return f"{here} tokens/s in all against {there}, both as expected"
 
 
 # ---- tokens --------------------------------------------------------------------------------------------------------

@@ -55,19 +55,12 @@ class StepTime:
 
 
 def product_seconds(g: Gpu, rows: float, inner: float, outer: float, groups: float = 1) -> float:
-    """Return the seconds of `groups` products (rows x inner) @ (inner x outer): the last wave is as long as any.
-
-    A card without a kernel for all of them at once computes one after another: each has a last wave of its own, and nothing says
-    that they are faster than all at once.
-    """
+    """Return the seconds of `groups` products (rows x inner) @ (inner x outer), all at once: the last wave is as long as any."""
     height, width = CONSTANTS.product_tile
     tiles = groups * math.ceil(rows / height) * math.ceil(outer / width)
     waves = math.ceil(tiles / g.sms) * g.sms / (groups * rows / height * outer / width)
     rate = g.product_rate * (CONSTANTS.grouped_share if groups > 1 else 1)
-    compute = groups * 2 * rows * inner * outer * min(waves, 4.0) * (1 + CONSTANTS.tile_fill / inner) / rate
-    memory = groups * 2 * (rows * inner + inner * outer + rows * outer) / g.stream_rate
-    looped = 0.0 if groups == 1 or g.grouped else groups * product_seconds(g, rows, inner, outer)
-    return max(compute, memory, looped)
+    return groups * 2 * rows * inner * outer * min(waves, 4.0) * (1 + CONSTANTS.tile_fill / inner) / rate
 
 
 @functools.singledispatch

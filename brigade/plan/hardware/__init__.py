@@ -40,7 +40,6 @@ class Gpu:
     sustained: float
     seen: bool = True
     bf16: bool = True
-    grouped: bool = False
     integrated: bool = False
     node_gbit: float = 100.0
     host_gib: float = 64.0
@@ -69,12 +68,8 @@ class Gpu:
 def catalogue() -> dict[str, Fields]:
     """Return the entry of each kind of GPU, from the user's own file or hardware.yaml. Raises UserError for a broken file."""
     published, own = table(CATALOGUE)["gpus"], calibration.gpus()
-    # A user's own card of a known name keeps what no measurement of it tells: the cluster's network, and torch's kernels.
-    usual = {"node_gbit": 100, "grouped": False}
-    own = {
-        kind: {key: published.get(kind, {}).get(key, value) for key, value in usual.items()} | entry
-        for kind, entry in own.items()
-    }
+    # A user's own card of a known name keeps what no measurement of it tells: the cluster's network.
+    own = {kind: {"node_gbit": published.get(kind, {}).get("node_gbit", 100)} | entry for kind, entry in own.items()}
     return own | {kind: entry for kind, entry in published.items() if kind not in own}
 
 

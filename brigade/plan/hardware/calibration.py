@@ -30,7 +30,7 @@ SECTIONS = ("gpus", "factors")
 FACTORS = ("efficiency", "network")
 NUMBERS = ("memory_gib", "bf16_tflops", "hbm_gb_s", "peer_gb_s", "pcie_gb_s", "sms")
 OPTIONAL = ("matmul_tflops", "node_gbit", "sustained")
-OF_GPU = (*NUMBERS, *OPTIONAL, "driver", "names", "source", "generation", "grouped")
+OF_GPU = (*NUMBERS, *OPTIONAL, "driver", "names", "source", "generation")
 
 
 def named() -> str:
@@ -93,11 +93,7 @@ def _check_gpu(entry: object, place: str) -> None:
     for key in (*NUMBERS, *(key for key in OPTIONAL if key in entry)):
         _check_positive(entry.get(key), f"{place}.{key}")
     driver: Any = entry.get("driver")
-    names, grouped = entry.get("names", []), entry.get("grouped", False)
-    if not isinstance(grouped, bool):
-        raise UserError(
-            f"{place}.grouped", f"{grouped!r} is neither true nor false", "say whether torch groups experts"
-        )
+    names = entry.get("names", [])
     try:
         re.compile(driver)
     except (TypeError, re.error):

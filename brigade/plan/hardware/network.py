@@ -1,7 +1,7 @@
 """Count how long collectives take on the links that they cross.
 
 Ring: each of n ranks sends its part n-1 times, T = (n-1) latency + (n-1)/n S / B for a gather or a scatter of S bytes in all,
-twice that for an all-reduce; a tree takes 2 log2(n) latency. Between nodes B is what a node's network cards give all of its
+twice that for an all-reduce. Between nodes B is what a node's network cards give all of its
 ranks together, because a ring crosses each node's border once (nccl-tests' doc/PERFORMANCE.md on bus bandwidth).
 """
 
@@ -48,12 +48,8 @@ class Links:
         return CONSTANTS.call_latency + hops + (ranks - 1) / ranks * payload / rate
 
     def all_reduce(self, payload: float, ranks: int, stride: int = 1) -> float:
-        if ranks == 1:
-            return 0.0
-        rate, hops = self.ring(ranks, stride)
-        hop = CONSTANTS.node_latency if self.crosses(ranks, stride) else CONSTANTS.peer_latency
-        tree = 2 * math.log2(ranks) * hop
-        return CONSTANTS.call_latency + min(2 * hops, tree) + 2 * (ranks - 1) / ranks * payload / rate
+        """Return the seconds of a scatter and a gather of `payload` bytes in all."""
+        return 2 * self.half(payload, ranks, stride)
 
     def exchange(self, payload: float, ranks: int, stride: int = 1) -> float:
         """Return the seconds in which each rank sends the others their parts of its `payload` bytes (all-to-all).

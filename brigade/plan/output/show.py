@@ -1,17 +1,17 @@
 """Print a plan: strategies side by side, one configuration in parts."""
 
+import re
 import shutil
 import textwrap
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from rich.table import Table
 
-from ...errors.console import billions, counted, figure, has_width
+from ...errors.console import billions, counted, has_width
 from ...train.model.adapters import trains
 from ...train.recipe.objectives import SFT
 from ..choice import averaging_advice, explain, goals, search
-from ..choice.goals import million
 from ..choice.workload import Candidate, Cluster, Workload
 from ..costs.division import division
 from ..costs.estimate import Estimate, intervals, memory_group, parts, time_group, unseen
@@ -24,6 +24,7 @@ from ..shape.find import named_config, positions_of
 from ..shape.from_config import sparse_attention
 from ..shape.lora import token_parameters
 from ..shape.model_shape import ModelShape
+from .answer import factors_of_time, known, speed_of, tokens_in_words
 
 ROWS = 10  # of the table
 
@@ -31,6 +32,20 @@ ROWS = 10  # of the table
 def say(label: str, text: str) -> None:
     """Print a line of the answer: a label, and the text beside it."""
     print(wrapped(f"{label:9}{text}", 9))
+
+
+def say_command(line: str) -> None:
+    """Print a command with what stands before it, so that it can be copied where lines are narrow, too."""
+    whole_words = re.sub(r"'[^']*'", lambda quoted: quoted[0].replace(" ", "\0"), line)
+    width = max(40, (columns() or len(line) + 2) - 2)
+    parts = textwrap.wrap(whole_words, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    print(" \\\n".join(parts).replace("\0", " "))
+
+
+def say_all(sentences: Iterable[str]) -> None:
+    """Print each sentence on a line of its own."""
+    for sentence in sentences:
+        print(wrapped(sentence))
 
 
 def columns() -> int | None:
@@ -105,11 +120,11 @@ def with_liger(workload: Workload, cluster: Cluster, winner: Candidate) -> None:
     """Print what fused kernels would bring, which need a package that requirements.txt leaves out."""
     other = search.chosen(search.candidates(replace(workload, kernels=("Liger",)), cluster))
     if other and winner.seconds > 1.01 * other.seconds:
-        speed, gain = other.estimate.tokens_per_second_per_gpu, winner.seconds / other.seconds - 1
+        speed, gain = speed_of(other.estimate)[0], winner.seconds / other.seconds - 1
         say(
             "liger",
             f"with liger-kernel installed and use_liger_kernel: {other.name}, micro-batch {other.estimate.job.micro_batch}, "
-            f"{speed:,.0f} tokens/s/GPU ({gain:+.0%}); --liger plans with it",
+            f"{speed} tokens/s/GPU ({gain:+.0%}); --liger plans with it",
         )
 
 
@@ -133,7 +148,10 @@ def shown_first(ranked: list[Candidate], winner: Candidate | None) -> list[Candi
 
 
 def comparison(workload: Workload, cluster: Cluster, ranked: list[Candidate], winner: Candidate | None) -> Table:
-    """Return a table of ten candidates, the chosen one and the fastest others, with why each was not chosen."""
+    """Return a table of ten candidates, the chosen one and the fastest others, with why each was not chosen.
+
+    What does not fit is in it only where nothing does: else unfitting() names it.
+    """
     shape, device = workload.shape, ranked[0].estimate.gpu
     learned = "" if workload.objective == SFT else f"{workload.comparison.title}, "
     two = "2 x " if workload.pairs else ""
@@ -146,15 +164,23 @@ def comparison(workload: Workload, cluster: Cluster, ranked: list[Candidate], wi
     names += [f"of {device.memory_gib:.0f} GiB", "tokens/s/GPU"]
     mfu = workload.method == "full" and not narrow
     table = Table(*names, *(["MFU"] if mfu else []), "why", title=title)
-    for candidate in shown_first(ranked, winner)[:ROWS]:
+    fitting = [candidate for candidate in ranked if candidate.fits]
+    for candidate in shown_first(fitting or ranked, winner)[:ROWS]:
         result, fits = candidate.estimate, candidate.fits
         details = [str(result.job.micro_batch), recomputes(result.job), candidate.kernels]
         cells = [candidate.name, *([] if narrow else details)]
-        cells += [f"{result.device_gib:.0f}", f"{result.tokens_per_second_per_gpu:,.0f}" if fits else ""]
+        cells += [f"{result.device_gib:.0f}", speed_of(result)[0] if fits else ""]
         cells += [f"{result.mfu:.0f}%" if fits else ""] if mfu else []
         style = "bold green" if candidate is winner else "" if fits else "dim"
         table.add_row(*cells, explain.reason(candidate, winner), style=style)
     return table
+
+
+def unfitting(ranked: list[Candidate]) -> list[str]:
+    """Return one sentence at most, which names what does not fit, with what is too much."""
+    others = [candidate for candidate in ranked if not candidate.fits]
+    named = ", ".join(f"{candidate.name} ({explain.too_much(candidate)})" for candidate in others)
+    return [f"Does not fit: {named}."] if others else []
 
 
 def recomputes(job: Job) -> str:
@@ -185,19 +211,15 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
     job, needs = result.job, host(result.job)
     if job.axes:
         say("axes", axes_line(result))
-    low, high = (f"{gib:.1f}" for gib in result.memory_interval())
+    allocated, low, high = known(result.allocated_gib, *result.memory_interval())
     context, pool = result.context / GIB, stream_pool(result.job) / GIB
     allocator = result.device_gib - result.allocated_gib - context - pool
     streams = f"ZeRO-3's streams {pool:.2f}, " if pool else ""
     say(
         "memory",
         f"{result.device_gib:.1f} GiB on each GPU: {parts(result.memory, GIB, 0.05)}, allocator {allocator:.2f}, {streams}"
-        f"context {context:.2f}. Torch allocates {result.allocated_gib:.1f} GiB ({between(low, high)})",
+        f"context {context:.2f}. Torch allocates {allocated} GiB ({between(low, high)})",
     )
-    if job.expert > 1:
-        say("", "a rank that gets more tokens for its experts than its share needs more: no interval has that")
-    if result.may_fit and not result.fits:
-        say("", "at the upper end it does not fit: try it on one host first, or shorter sequences or fewer per GPU")
     loading, training, low, high = (f"{size / GIB:,.0f}" for size in (needs.loading, needs.training, *needs.fullest))
     disks = f"; {needs.swapped / 1e9:,.0f} GB of local disk on each" if needs.swapped else ""
     say(
@@ -205,14 +227,8 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
         f"{loading} GiB of memory on each while loading, {training} while training (the larger, {between(low, high)}){disks}",
     )
     say("disk", f"{checkpoint(needs.checkpoint)} for a checkpoint")
-    step, low, high = (figure(seconds, 2) for seconds in (result.time.total, *result.time_interval()))
+    step, low, high = known(result.time.total, *result.time_interval())
     say("time", f"{step} s per step ({between(low, high)}): {parts(result.time, 1, 0.005)}")
-    if result.crowded:
-        say(
-            "",
-            "most of a step waits, and published runs of ZeRO-3 on so many ranks took up to 3.8 times as long as predicted "
-            "(docs/evidence/planner-accuracy.md)",
-        )
     if job.nodes > 1:
         usual = "" if job.link else ", as is usual for that GPU: --network says another"
         size = joined(job.link, job.node_size)
@@ -223,39 +239,54 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
             )
         else:
             say("network", f"{links(result.gpu, job.link, job.node_size).gbit:,.0f} Gbit/s between nodes{usual}")
-        if result.one_card_seconds > 1.1 * result.time.total:
-            longer = figure(result.one_card_seconds, 2)
-            say(
-                "", f"not measured: a step takes {longer} s if one card of each host does all the work. {goals.MEASURE}"
-            )
     if job.replicas.count > 1:
         say("replicas", averaging_advice.described(result))
-    for what, group in {"memory": memory_group(job), "time": time_group(job, result.gpu)}.items():
-        if unseen(what, group):
-            few = f"{what} unseen: fewer than five sources have published such runs ({group})"
-            say("", f"{few}, so its interval is that of what is seen first")
-    if not result.gpu.seen:
-        say("", f"the {result.gpu.kind} is known only by its data sheet: {result.gpu.source}")
-    factors = calibration.factors(result.gpu.kind)
-    if factors:
-        said = ", ".join(f"{name} {factor}" for name, factor in factors.items())
-        print(wrapped(f"measured on your {result.gpu.kind}, and counted in: {said} ({calibration.where()})"))
-    fast, slow = (seconds / result.time.total for seconds in result.time_interval())
-    speed = result.tokens_per_second_per_gpu
+    fast, slow = factors_of_time(result)
+    speed, slowest, fastest = speed_of(result)
     # 6 N FLOPs per token are those of full fine-tuning: adapters' share of them says nothing.
     used = (
         f"; MFU {result.mfu:.0f} %, {result.mfu / slow:.0f} to {result.mfu / fast:.0f}" if job.method == "full" else ""
     )
-    say("speed", f"{speed:,.0f} tokens/s on each GPU, {speed / slow:,.0f} to {speed / fast:,.0f}{used}")
-    many = "a billion" if tokens == goals.BILLION else million(tokens)
-    hours, low_hours, high_hours = (figure(factor * result.hours(tokens), 2) for factor in (1, fast, slow))
-    spent = result.hours(tokens) * job.gpus
-    gpu_hours, low, high = (figure(factor * spent, 0 if spent >= 10 else 1) for factor in (1, fast, slow))
+    say("speed", f"{speed} tokens/s on each GPU, {slowest} to {fastest}{used}")
+    spent = [result.hours(tokens) * factor for factor in (1, fast, slow)]
+    hours, low_hours, high_hours = known(*spent)
+    gpu_hours, low, high = known(*(each * job.gpus for each in spent))
     say(
         "duration",
-        f"{many} tokens take {hours} hours, {low_hours} to {high_hours}; {gpu_hours} GPU-hours, {low} to {high}"
-        f"{goals.cost(spent, result.gpu.kind, price)}",
+        f"{tokens_in_words(tokens)} tokens take {hours} hours, {low_hours} to {high_hours}; "
+        f"{gpu_hours} GPU-hours, {low} to {high}{goals.cost(spent[0] * job.gpus, result.gpu.kind, price)}",
     )
+
+
+def say_notes(result: Estimate) -> None:
+    """Print what limits an answer: what no interval has, what nobody measured, and what was measured on the user's own GPUs."""
+    for note in _notes(result):
+        say("note", note)
+
+
+def _notes(result: Estimate) -> Iterator[str]:
+    job, kind = result.job, result.gpu.kind
+    if job.expert > 1:
+        yield "a rank that gets more tokens for its experts than its share needs more memory: no interval has that"
+    if result.may_fit and not result.fits:
+        yield "at the upper end it does not fit: try it on one host first, or shorter sequences or fewer per GPU"
+    if result.crowded:
+        yield (
+            "most of a step waits, and published runs of ZeRO-3 on so many ranks took up to 3.8 times as long as predicted "
+            "(docs/evidence/planner-accuracy.md)"
+        )
+    if result.one_card_seconds > 1.1 * result.time.total:
+        longer = known(result.one_card_seconds, *result.time_interval())[0]
+        yield f"not measured: a step takes {longer} s if one card of each host does all the work. {goals.MEASURE}"
+    for what, group in {"memory": memory_group(job), "time": time_group(job, result.gpu)}.items():
+        if unseen(what, group):
+            few = f"{what} unseen: fewer than five sources have published such runs ({group})"
+            yield f"{few}, so its interval is that of what is seen first"
+    if not result.gpu.seen:
+        yield f"the {kind} is known only by its data sheet: {result.gpu.source}"
+    if factors := calibration.factors(kind):
+        said = ", ".join(f"{name} {factor}" for name, factor in factors.items())
+        yield f"measured on your {kind}, and counted in: {said} ({calibration.where()})"
 
 
 def axes_line(result: Estimate) -> str:

@@ -20,6 +20,7 @@ from ..costs.memory import GIB
 from ..costs.states import first_stage_states
 from ..shape.find import positions_of
 from . import header
+from .answer import needed, speed_and_price
 from .as_json import recipe_json
 from .images import say_images
 from .objective import say_objective
@@ -29,6 +30,9 @@ from .show import (
     of_wide_heads,
     recomputes,
     say,
+    say_all,
+    say_command,
+    say_notes,
     trained,
     wrapped,
 )
@@ -83,9 +87,16 @@ def show_recipe(
     if as_json:
         print(recipe_json(result, plan.strategy_name, verdict, good, advice, price))
         return 0 if good else 1
-    print(*map(wrapped, advice), sep="\n", end="\n" * bool(advice))
     training = recipe.training
     own = float(training.max_steps * job.tokens_per_step) if training.max_steps > 0 else None
+    data = own_tokens(recipe)
+    planned = tokens or own or data or goals.BILLION
+    wants_hours = tokens is not None or price is not None
+    first = f"{verdict[3].upper()}{verdict[4:]}; {plan.strategy_name} on {plan.cluster}, {needed(result)}"
+    if good:
+        first += f", {speed_and_price(result, planned if wants_hours else None, price)}"
+    print(wrapped(f"{first}. A margin of {margin:.0%} is to be left free."))
+    say_command(f"Start: {header.commands(plan)[0]}")
     trained(job, recipe.model.lora_modules_to_save, len(set(recipe.model.trainable_token_indices)))
     print(
         f"{path}: {job.shape.name}, {job.title}, {plan.strategy_name} on {plan.cluster}, {recipe.training.optim}, "
@@ -94,14 +105,14 @@ def show_recipe(
     describe_recipe(plan)
     say_objective(result, recipe.data.max_length)
     say_images(result)
-    data = own_tokens(recipe)
-    describe(result, tokens or own or data or goals.BILLION, price)
+    describe(result, planned, price)
     if tokens is None:
         steps = f"its {training.max_steps:,} steps are {own or 0:,.0f} tokens"
         counts = f"`python -m brigade prepare {shlex.quote(plan.path)}` counts its own data, and --tokens plans for it"
         about = f"about as many as {recipe.data.dataset_name} has; " if data else ""
         say("", steps if own else about + counts)
-    say("verdict", f"{verdict}; {result.device_gib:.1f} of {whole:.1f} GiB of each GPU, {margin:.0%} to be left free")
+    say_all(advice)
+    say_notes(result)
     return 0 if good else 1
 
 

@@ -1,0 +1,88 @@
+"""What `plan` says first: whether it fits and what it takes, and the command to go on with; what limits the answer comes last."""
+
+import re
+import shlex
+
+import pytest
+
+from brigade.__main__ import main
+from brigade.plan.output.answer import known
+
+pytestmark = pytest.mark.usefixtures("in_the_repository")
+WORDS = ["llama-3.1-8b", "--hostfile", "hostfiles/1x8", "--gpu", "H100 80GB"]
+
+
+@pytest.mark.parametrize("figures, said", [
+    ((7923, 5502, 9545), ("7,900", "5,500", "9,500")), ((8546, 6105, 8546), ("8,500", "6,100", "8,500")),
+    ((20.61, 17.11, 44.33), ("21", "17", "44")), ((4.06, 4.06, 5.69), ("4.1", "4.1", "5.7")),
+    ((768.5, 637.9, 1106.6), ("770", "640", "1,110")), ((0.0123, 0.011, 0.0142), ("0.0123", "0.0110", "0.0142")),
+    ((3.0, 3.0, 3.0), ("3.00", "3.00", "3.00")), ((0.0, 0.0, 0.0), ("0", "0", "0")),
+])  # fmt: skip
+def test_figures_have_the_digits_that_their_interval_deserves(figures, said):
+    assert known(*figures) == said
+
+
+def test_the_first_line_is_the_answer_and_the_second_the_command(plan):
+    code, text = plan(*WORDS)
+    first, second, *_ = text.splitlines()
+    assert code == 0
+    needs, speed = r"\d+ of 79 GiB of each GPU \(up to \d+\)", r"[\d,]+ tokens/s in all \([\d,]+ to [\d,]+\)"
+    assert re.fullmatch(rf"Fits: \S.* on 1 x 8 H100 80GB, {needs}, {speed}\.", first)
+    assert second == f"Write it: python -m brigade plan {shlex.join(WORDS)} --write recipes/my-llama-3.1-8b/"
+
+
+def test_the_second_line_can_be_typed_and_leads_to_the_launch(plan, tmp_path):
+    code, text = plan(*WORDS, "--strategy", "fsdp2", "--write", tmp_path)
+    assert code == 0 and text.splitlines()[1] == (
+        f"Start: python -m brigade launch {tmp_path}/full.yaml --hostfile hostfiles/1x8"
+    )
+    code, text = plan(
+        *WORDS[:1], "--gpu", "H200", "--method", "lora", "--lora_r", "8", "--write", tmp_path / "one.yaml"
+    )
+    assert code == 0 and text.splitlines()[1] == f"Start: python train.py --recipe {tmp_path}/one.yaml"
+    words = shlex.split(plan(*WORDS, "--max_length", 2048, "--strategy", "fsdp2", "zero3")[1].splitlines()[1])
+    assert words[:5] == ["Write", "it:", "python", "-m", "brigade"]
+    assert main([*words[5:-1], str(tmp_path / "again")]) == 0
+
+
+def test_hours_and_money_are_on_the_first_line_where_they_are_asked_for(plan):
+    first = plan(*WORDS, "--tokens", "5e9", "--price", "2")[1].splitlines()[0]
+    assert re.search(
+        r"; 5 billion tokens in [\d.]+ hours \([\d.]+ to [\d.]+\), [\d,]+ USD \([\d,]+ to [\d,]+\)\.$", first
+    )
+    first = plan(*WORDS, "--tokens", "5e9", "--deadline", "1")[1].splitlines()[0]
+    assert first.startswith("Fits, but is not sure to keep the deadline of 1 h: ")
+
+
+def test_what_does_not_fit_is_one_line_below_the_table(plan):
+    text = plan(*WORDS)[1]
+    rows = [line for line in text.splitlines() if line.startswith("│")]
+    folded = [line for line in text.splitlines() if line.startswith("Does not fit: ")]
+    assert rows and "chosen" in rows[0] and not any("out of memory" in row for row in rows)
+    assert len(folded) == 1 and re.search(r"DDP \(\d+ GiB too much\)", folded[0])
+
+
+def test_where_nothing_fits_the_cure_comes_first(plan):
+    code, text = plan("llama-3.1-70b", "--gpu", "L4")
+    assert code == 1 and text.startswith("Nothing that train.py runs fits")
+    assert any(line.startswith("│") and "out of memory by" in line for line in text.splitlines())
+
+
+def test_what_limits_the_answer_comes_last(plan):
+    text = plan("llama-3.1-8b", "--hostfile", "hostfiles/2x8", "--gpu", "H100", "--network", "10 GbE")[1]
+    lines = text.splitlines()
+    notes = [number for number, line in enumerate(lines) if line.startswith("note ")]
+    (more,) = (number for number, line in enumerate(lines) if line.startswith("More is not faster"))
+    (parts,) = (number for number, line in enumerate(lines) if line.startswith("duration "))
+    assert notes and notes[-1] == len(lines) - 1 and parts < more < notes[0]
+    assert "time unseen" in " ".join(lines[notes[0] :])
+
+
+@pytest.mark.parametrize("recipe, cluster, said", [
+    ("llama-3.1-8b/lora.yaml", [], r"Fits with \d.* to spare; .* tokens/s \("),
+    ("llama-3.1-8b/full.yaml", ["--gpu", "L40S"], r"Does not fit: .* GiB are lacking; (?!.*tokens/s)"),
+])  # fmt: skip
+def test_a_recipe_begins_with_its_verdict_and_its_command(plan, recipe, cluster, said):
+    first, second, *rest = plan(f"recipes/{recipe}", *cluster)[1].splitlines()
+    assert re.match(said, first) and "GiB of each GPU" in first
+    assert second.startswith("Start: python ") and not any(line.startswith("verdict") for line in rest)
