@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from brigade.train.distributed.digests import Comparison, Held, digests, total
+from brigade.train.engines.shares import in_four_bits
 
 WEIGHT = torch.linspace(-1, 1, 24).view(4, 6)
 
@@ -110,3 +111,16 @@ def test_ranks_that_hold_further_things_than_before_are_grouped_anew():
     after = [[*whole(), Held("moment", (), factor * WEIGHT)] for factor in (1, 1, 2)]
     assert compared([whole()] * 3) is None
     assert compared([whole()] * 3, after).odd == (2,)
+
+
+def test_weights_in_four_bits_are_known_after_they_are_sharded():
+    """FSDP2 puts shards in their place, whose numbers are bits of several weights each: a norm of them says nothing."""
+    from bitsandbytes.nn import Linear4bit
+
+    model = torch.nn.ModuleDict(
+        {"packed": Linear4bit(64, 64, quant_storage=torch.float32), "plain": torch.nn.Linear(4, 4)}
+    )
+    model.to("cpu")
+    assert in_four_bits(model) == {"packed.weight"}
+    model["packed"].weight = torch.nn.Parameter(model["packed"].weight.detach()[:256].clone(), requires_grad=False)
+    assert in_four_bits(model) == {"packed.weight"}

@@ -22,7 +22,7 @@ from ..upstream import (
     unpickling,
     zero_parameters,
 )
-from . import deepspeed_needs
+from . import deepspeed_needs, shares
 from .engine import Engine, Keywords, StepContext
 from .parallel import tensor_plan, tensor_trial
 
@@ -186,7 +186,7 @@ class TensorDeepSpeed(DeepSpeed):
             config["tensor_parallel"] = said
 
     def part_of(self, name: str, parameter: torch.Tensor) -> object:
-        return () if getattr(parameter, "ds_shape", parameter.shape) == self.whole.get(name) else None
+        return () if getattr(parameter, "ds_shape", parameter.shape) == self.whole.get(name) else shares.OwnPart()
 
     def with_adapters(self, model: torch.nn.Module, weights: str) -> PreTrainedModel:
         model = super().with_adapters(model, weights)

@@ -151,10 +151,12 @@ class Engine:
         return peft_layers.switched_off(self.adapter_layers)
 
     def held(self, trainer: StepContext) -> Iterator[tuple[str, object, torch.Tensor]]:
-        """Yield what this rank has of each parameter, trained or not: a name, which part of the whole it is (None: one of its
-        tensor group's, not known which), and that part's memory."""
+        """Yield what this rank has of each parameter, trained or not: a name, which part of the whole it is, and that part's
+        memory."""
+        divided = shares.in_four_bits(trainer.model) if self.run.strategy.axes.tensor > 1 else set()
         for name, parameter in trainer.model.named_parameters():
             name, part = shares.name_of(name), self.part_of(name, parameter)
+            part = shares.OwnPart(shares.chunk_of(parameter)) if name in divided else part
             yield name, part, shares.local_part(parameter)
             if hasattr(parameter, "quant_state"):
                 yield f"scales of {name}", part, parameter.quant_state.absmax
@@ -169,9 +171,7 @@ class Engine:
                     yield f"{key} of {name}", part, shares.local_part(value)
 
     def part_of(self, name: str, parameter: torch.Tensor) -> object:
-        """Return which part of a parameter this rank has, as held() does."""
-        if hasattr(parameter, "quant_state") and self.run.strategy.axes.tensor > 1:
-            return None
+        """Return which part of a parameter this rank has: what shares.chunk_of() says, or an OwnPart."""
         return shares.chunk_of(parameter)
 
     # ---- an evaluation ---------------------------------------------------------------------------------------------

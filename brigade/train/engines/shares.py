@@ -4,6 +4,7 @@ import itertools
 import math
 import operator
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -60,6 +61,19 @@ def chunk_of(tensor: Tensor) -> tuple[object, ...]:
         return ()
     chunk = tensor.__create_chunk_list__()[0]
     return (*chunk.offsets, *chunk.sizes)
+
+
+@dataclass(frozen=True)
+class OwnPart:
+    """A part of a weight that a tensor group has divided, where nothing says which one. chunk: of it, as chunk_of() says"""
+
+    chunk: tuple[object, ...] = ()
+
+
+def in_four_bits(model: torch.nn.Module) -> set[str]:
+    """Return the names of the weights that bitsandbytes keeps in 4 bits. Shards that FSDP2 makes of them look like any tensor."""
+    modules = model.named_modules()
+    return {name_of(f"{path}.weight") for path, module in modules if getattr(module, "quant_state", None) is not None}
 
 
 def local_part(tensor: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from ..data.collate import ABOUT, MicroBatch
 from ..distributed import heartbeat, ranks
 from ..distributed.digests import Comparison, Difference, Held
 from ..distributed.process import this_process
+from ..engines.shares import OwnPart
 from ..run import events, on_disk
 from ..run.hooks import Feature
 from .context import TrainingContext
@@ -87,7 +88,7 @@ class Agreement(Feature):
         for name, part, value in trainer.engine.held(trainer):
             if value.numel():
                 yield Held(name, (part, place.tensor, self.device), value)
-                if in_groups and part is not None and value.is_floating_point():
+                if in_groups and not isinstance(part, OwnPart) and value.is_floating_point():
                     yield Held(name, (part, self.device), value, rounded=True)
         for name, part, value in trainer.engine.held_states(trainer):
             if value.numel():
