@@ -25,7 +25,7 @@ help:
 	@echo "make tools   add what tests and lint need, from requirements-dev.txt; make test and make lint do so"
 	@echo "make kernels compile DeepSpeed's optimizer of offloaded states; else the first run that offloads does it"
 	@echo "make demo    teach SmolLM2-135M tool calls by LoRA, with ZeRO-3 on two processes; its answers before and after"
-	@echo "make test    every strategy, launcher, method and kind of bad input once (8 to 20 minutes on 2 cores)"
+	@echo "make test    every strategy, launcher, method and kind of bad input once (6 to 20 minutes on 2 cores)"
 	@echo "make test-half      what computes in half precision, as on a processor without instructions for it"
 	@echo "make test-all       further cases that need no root"
 	@echo "make test-matrix    every combination of an axis, a strategy and a model, and as root on clusters; no part of CI"
