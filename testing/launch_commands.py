@@ -1,5 +1,7 @@
 """The command lines that test_launchers.py runs on one host: words, and what the run says of its ranks and strategy."""
 
+from brigade.train.distributed.ranks import free_port
+
 EXPERTS = "accelerate_configs/fsdp2_ep2_1x4.yaml"
 TINY = ["--recipe", "recipes/tiny/full.yaml"]
 MIXTURE = [*TINY, "--model_name_or_path", "MIXTURE"]  # of experts, tiny
@@ -38,3 +40,12 @@ COMMANDS = {
     "accelerate-fsdp2-sp2": (_accelerate("fsdp2_sp2_1x2"), "world size 2", "fsdp2"),
     "deepspeed-sp2": (_deepspeed("zero3_sp2"), "world size 2", "zero3_sp2"),
 }  # fmt: skip
+PORTS = {"torchrun": "--master_port", "deepspeed": "--master_port", "accelerate": "--main_process_port"}
+
+
+def with_own_port(words: list[str]) -> list[str]:
+    """The words with a port that is free: each launcher's own default is 29500, and other tests launch beside this one."""
+    if words[0] not in PORTS:
+        return words
+    begin = 2 if words[0] == "accelerate" else 1
+    return [*words[:begin], PORTS[words[0]], str(free_port()), *words[begin:]]

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from benchmarks import waits as committed_waits
 from testing import fake_gpu, gpu_lane, marks, parity, run_files, runs, waits
 from testing.command_line import as_flags, run_here
-from testing.launch_commands import COMMANDS
+from testing.launch_commands import COMMANDS, with_own_port
 from testing.ranks import run_ranks
 
 BIN = Path(sys.executable).parent
@@ -246,7 +246,8 @@ def test_a_launcher_starts_a_rank_on_each_gpu_that_is_asked_for(launcher, tmp_pa
     proves = launcher == "torchrun"
     short += [] if proves else ["--attn_implementation", "varlen"]
     variables = fake_gpu.environment(4) | {"PATH": f"{BIN}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": asked}
-    done = run_here([BIN / words[0], *words[1:], *short, "--output_dir", tmp_path / "run"], 250, **variables)
+    words = [*with_own_port(words), *short, "--output_dir", tmp_path / "run"]
+    done = run_here([BIN / words[0], *words[1:]], 250, **variables)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     assert world_size in done.stdout and f"strategy       {strategy} " in done.stdout
     assert "cuda" in done.stdout and ("proven here" in done.stdout) == proves

@@ -14,7 +14,7 @@ import pytest
 from brigade.train.model.tiny import shrink
 from testing import marks, runs
 from testing.command_line import as_flags
-from testing.launch_commands import COMMANDS
+from testing.launch_commands import COMMANDS, with_own_port
 from testing.ranks import REPOSITORY
 from testing.run_files import losses_of
 
@@ -69,7 +69,7 @@ def run(name, tmp_path, hall):
     config = json.loads((REPOSITORY / "recipes/qwen3-30b-a3b/config.json").read_text())
     (mixture / "config.json").write_text(json.dumps(shrink(config)))
     named = {"HOSTFILE": str(hostfile), "MIXTURE": str(mixture)}
-    words = [named.get(word, word) for word in words]
+    words = with_own_port([named.get(word, word) for word in words])
     command = [str(BIN / words[0]), *words[1:], *SHORT, "--output_dir", str(tmp_path / "run")]
     # With a hostfile DeepSpeed asks `ssh FIRST_HOST hostname` before it starts anything, also on one host; that there is
     # no ssh server here is not what is tested (several real hosts are not for a machine without root).
