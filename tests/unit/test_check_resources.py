@@ -191,7 +191,11 @@ def test_files_of_control_groups_are_read_together():
 
 
 def test_control_groups_limit_cores_and_memory(monkeypatch):
-    memory = {"memory.max": ["max", str(2**20)], "memory.current": ["0", "1000"], "memory.stat": ["", "active_file 0"]}
+    memory = {
+        "memory.max": ["max", str(2**20)],
+        "memory.current": ["0", "1000"],
+        "memory.stat": ["", "anon 900\nactive_file 0"],
+    }
     control_groups(monkeypatch, memory | {"cpu.max": ["max 100000", "150000 100000"]})
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
     assert groups.cores() == 1.5 and groups.memory() == 2**20

@@ -62,8 +62,8 @@ def test_a_name_that_shares_letters_only_is_not_suggested(load, mistake, key, sa
 
 
 def test_a_column_is_named_once(load, mistake):
-    for other in ({"completion": "q"}, {"ignore": ["x", "q"]}, {"ignore": "q"}):
-        columns = {"prompt": "q"} | other
+    twice = ({"prompt": "q", "completion": "q"}, {"prompt": "q", "ignore": ["x", "q"]}, {"text": "q", "ignore": "q"})
+    for columns in twice:
         message = mistake(load, data={"columns": columns})
         assert "data.columns" in message and "'q' stands for two" in message
     load(data={"columns": {"prompt": "q", "completion": "a", "ignore": ["x", "x"]}})
