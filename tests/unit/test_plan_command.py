@@ -69,6 +69,15 @@ def test_a_host_of_more_gpus_than_any_has_is_a_mistake(plan, tmp_path):
     assert code == 2 and "1,000 GPUs in a host" in text and "cure:" in text
 
 
+def test_a_rack_of_nvlink_is_one_of_gpus_that_have_it(plan, tmp_path):
+    (tmp_path / "rack").write_text("a slots=4\nb slots=4\n")
+    words = ["qwen3-8b", "--hostfile", tmp_path / "rack", "--network", "NVL72"]
+    code, text = plan(*words, "--gpu", "RTX 4090")
+    assert code == 2 and "RTX 4090 has no NVLink" in text
+    code, text = plan(*words, "--gpu", "GB200")
+    assert code == 0 and "NVLink joins all hosts (up to 72 GPUs)" in text and "one card of each host" not in text
+
+
 def test_the_usual_batch_divides_over_any_cluster(plan, tmp_path):
     (tmp_path / "3x8").write_text("".join(f"{host} slots=8\n" for host in "abc"))
     words = ["qwen3-8b", "--gpu", "H100", "--hostfile", tmp_path / "3x8"]

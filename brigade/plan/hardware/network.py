@@ -86,6 +86,7 @@ RATE = re.compile(
 )
 
 
+LEAST_OF_NVLINK = 100  # GB/s between two cards, one direction: PCIe 5 gives 55
 NVLINK_RACK = re.compile(r"\bNVL(\d+)\b", re.I)
 
 
@@ -146,7 +147,11 @@ def links(gpu: Gpu, named: str, node_size: int) -> Links:
     """Return the links of a cluster of hosts with `node_size` GPUs.
 
     named: its network, "3200 Gb/s", "EFA (3200Gb/s per node)", "NVL72"; without a rate the usual one
+    Raises UserError for a rack of GPUs that have no NVLink.
     """
+    if NVLINK_RACK.search(named) and gpu.peer_gb_s < LEAST_OF_NVLINK:
+        problem = f"it is a rack that NVLink joins, and {gpu.kind} has no NVLink"
+        raise UserError(f"network {named!r}", problem, "give what a host's network cards reach together, as `400 Gb/s`")
     gbit = node_gbit(named, node_size) or gpu.node_gbit
     # step_time divides everything by the efficiency that was measured inside of nodes, which is none of the network's.
     node = gbit / 8 * CONSTANTS.line_share * 1e9 * gpu.network / gpu.efficiency
