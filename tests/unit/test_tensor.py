@@ -174,6 +174,7 @@ NORMS_OF_PHI = [f"layers.*.self_attn.{of}_layernorm.{key}" for of in "kq" for ke
     ("llama", {}, (), ""),
     ("qwen3", {}, (), ""),
     ("glm4", {}, (), ""),
+    ("falcon_h1", {}, (), ""),  # whose config holds an infinity, which JSON has not
     ("qwen3_moe", {}, (), ""),
     ("apertus", {}, ("layers.*.mlp.act_fn.alpha_n", "layers.*.mlp.act_fn.alpha_p"), ""),
     ("phi", {"qk_layernorm": True}, NORMS_OF_PHI, ""),

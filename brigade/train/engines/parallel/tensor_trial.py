@@ -9,7 +9,6 @@ of their own, and are compared with the whole model.
 from __future__ import annotations
 
 import copy
-import json
 import threading
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -41,7 +40,7 @@ def summed(config: PreTrainedConfig, trust_remote_code: bool = False) -> tuple[f
 
     Names are those inside the decoder, with a star for each number (general()).
     """
-    return _tried(config.__class__, config.to_json_string(use_diff=False), trust_remote_code)
+    return _tried(trial.Architecture.of(config), trust_remote_code)
 
 
 def summed_of(settings: Settings) -> frozenset[str]:
@@ -50,10 +49,10 @@ def summed_of(settings: Settings) -> frozenset[str]:
 
 
 @lru_cache(maxsize=16)
-def _tried(config_class: type[PreTrainedConfig], config: str, trust_remote_code: bool) -> tuple[frozenset[str], str]:
+def _tried(architecture: trial.Architecture, trust_remote_code: bool) -> tuple[frozenset[str], str]:
     with trial.alone(), torch.enable_grad():
         try:
-            own = config_class.from_dict(json.loads(config))
+            own = architecture.config
             # A decoder that is no language model by itself is tried with its tower, which stays whole.
             images = upstream.model_class(own.get_text_config()) is None and takes_images(own)
             own = own if images else own.get_text_config()
