@@ -8,12 +8,11 @@ from ..errors.console import counted
 from ..errors.tables import Fields
 from ..hosts.connection import Channel
 from ..hosts.hearing import Clock
-from ..train.distributed import hang_verdict
+from ..train.distributed import hang_verdict, stop
 from .first_failure import RACE, Failure, signal_name
 from .status_and_logs import Output
 
 READY = 300.0  # seconds within which one rank has imported its packages, from the slowest file system
-GRACE = 120.0  # seconds in which ranks that are asked to stop save a checkpoint, where they have not measured it
 HEARD = 5.0  # seconds to wait after the last rank fell silent: each says then which collective it waits in
 SETTLE = 1.0  # seconds to listen on after a failure: its cause may come in after its effect
 LEAVE = (
@@ -67,7 +66,7 @@ class Judge:
         self.failures: list[Failure] = []
         self.ended: set[str] = set()
         self.reached_end = self.stopping = False
-        self.stopped, self.grace, self._gone = "", GRACE, False
+        self.stopped, self.grace, self._gone = "", stop.SAVES, False
         self.leave_within, self.late, self._spoke = LEAVE, "", 0.0
         self.clock = Clock()
         self.since = self.clock.now()  # of the start; then of the first rank's readiness

@@ -183,15 +183,21 @@ class Launch:
         they say that takes. Ranks before their first step end at once."""
         if not self.stop_signal or self.stopped_twice or not self.judge.trains():
             return
-        name, grace = signal.Signals(self.stop_signal).name, self.judge.grace
+        name = signal.Signals(self.stop_signal).name
+        longer = ", or as long as a step may take that is no hang" if self.stop_signal == signal.SIGINT else ""
         self._say(
-            f"{name}: the ranks have {grace:.0f} s to finish their step and save a checkpoint; a second {name} ends them at once"
+            f"{name}: the ranks have {self.judge.grace:.0f} s to finish their step and save a checkpoint{longer}; "
+            f"a second {name} ends them at once"
         )
         number = signal.SIGINT if self.stop_signal == signal.SIGINT else signal.SIGTERM  # which stopped.json names
         for channel in self.channels:
             channel.tell("finish", number=number)
-        deadline = time.monotonic() + grace
-        while time.monotonic() < deadline and not self.stopped_twice and len(self.judge.ended) < len(self.channels):
+        asked = time.monotonic()  # the ranks tell how long they may take once they hear of it
+        while (
+            time.monotonic() < asked + self.judge.grace
+            and not self.stopped_twice
+            and len(self.judge.ended) < len(self.channels)
+        ):
             await self._hear()
 
     def _on_suspend(self) -> None:

@@ -1,6 +1,7 @@
 """Replicas that meet every H steps: which ranks one has, what cannot be one, and what is sent between them."""
 
 import json
+import math
 import os
 import signal
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from brigade.hosts.usage import heartbeats
+from brigade.train.distributed import heartbeat
 from brigade.train.distributed.process import this_process
 from brigade.train.host.cluster import World
 from brigade.train.local import peers as replicas
@@ -175,6 +177,27 @@ def test_the_grace_of_a_stop_holds_one_synchronisation_for_each_that_comes(tmp_p
         stopping.round = rounds.longest_after(now)
     assert stopping.round == 49 + 61 and stopping.grace <= stops.MARGIN + 2 * 61 + stopping.round
     assert stopping.grace > 150 and events.slowest(tmp_path, "grace") == pytest.approx(stopping.grace, abs=0.1)
+
+
+@pytest.mark.parametrize("size, number, first, later", [
+    (2, signal.SIGTERM, 10, 12),  # whoever sends it kills soon
+    (2, signal.SIGINT, 900, 60),  # as long as a step may take that is no hang: the first one, and one after short ones
+    (1, signal.SIGINT, math.inf, math.inf),  # nobody else could be gone
+    (1, signal.SIGTERM, math.inf, math.inf),
+])  # fmt: skip
+def test_a_stop_waits_for_a_step_that_is_longer_than_the_ones_before(tmp_path, size, number, first, later):
+    run = replica_s_run(ranks(size, 1), tmp_path)
+    run.strategy.replicas = 1
+    stopping = stops.Stopping(run, SimpleNamespace(resumed=0.0))
+    this_process.heartbeat.begin("auto")
+    assert stopping.deadline(100.0, number) == 100 + first
+    for phase in heartbeat.OF_A_STEP:
+        this_process.heartbeat.page[heartbeat.LONGEST + phase] = 0.5
+    stopping.longest = 1.0
+    assert stopping.deadline(100.0, number) == 100 + later
+    stopping.meter.resumed = None  # an evaluation goes on
+    assert stopping.deadline(100.0, number) == math.inf
+    this_process.heartbeat.end()
 
 
 def test_the_launchers_world_is_whole_again(monkeypatch):

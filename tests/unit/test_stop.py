@@ -30,7 +30,7 @@ while True:
         time.sleep(60)
 """
 PATIENT, IMPATIENT = (
-    f"this_process.signals.begin_training(lambda asked: asked + {seconds})" for seconds in (1000, 0.1)
+    f"this_process.signals.begin_training(lambda asked, number: asked + {seconds})" for seconds in (1000, 0.1)
 )
 
 
@@ -77,6 +77,15 @@ def test_one_that_never_comes_to_its_steps_end_is_ended(run):
     process = run(IMPATIENT)
     process.send_signal(signal.SIGTERM)
     assert "Stopped by SIGTERM" in process.communicate(timeout=20)[1] and process.returncode == -signal.SIGTERM
+
+
+def test_ctrl_c_is_told_how_long_the_step_may_take(run):
+    process = run(PATIENT)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "asked\n"
+    process.send_signal(signal.SIGINT)
+    told = process.communicate(timeout=20)[1]
+    assert "a checkpoint saved if it ends within 1000 s; once more ends the run at once." in told
 
 
 def test_what_its_launcher_hands_on_is_the_same_wish(run):

@@ -21,6 +21,8 @@ from .supervised import Agent
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 FILE = "stop"  # in the output directory; it is removed when it has been obeyed
+LONGEST = 86400.0  # seconds: who has nobody to wait for may finish a step of any length
+SAVES = 120.0  # seconds that ranks have to save a checkpoint, where they have not measured it
 AGAIN = 2.0  # seconds of quiet between two wishes: a launcher passes on a signal that its ranks have too, and some send many
 
 
@@ -53,7 +55,7 @@ class Signals:
         self.asked: int | None = None
         self.finished: int | None = None
         self.received: Counter[int] = Counter()  # how often each signal came
-        self._deadline: Callable[[float], float] | None = None
+        self._deadline: Callable[[float, int], float] | None = None
         self._agreed = threading.Event()  # the ranks have: what is left may take as long as a checkpoint takes
         self._parted = False
         self._where: Callable[[], str] = _before_the_first_step
@@ -65,10 +67,11 @@ class Signals:
         self.asked = self.finished = self._deadline = None
         self._agreed.clear()
 
-    def begin_training(self, deadline: Callable[[float], float]) -> None:
+    def begin_training(self, deadline: Callable[[float, int], float]) -> None:
         """Steps are trained from here on: a signal asks for a stop at the end of one.
 
-        deadline: of a time.monotonic() at which a stop is asked for, the one until which the ranks must have agreed
+        deadline: of a time.monotonic() at which a signal asks for a stop, and of its number: the time until which the ranks must
+        have agreed, math.inf where this process has nobody to agree with
         """
         self._deadline = deadline
 
@@ -137,17 +140,20 @@ class Signals:
 
     def _obey(self, heard: int, numbers: set[int], is_main_rank: bool, launched: bool) -> None:
         number = self._next(heard, numbers)
-        if self.trains:
+        if self._deadline:
             self.ask(number)
-            self.agent.note(asked=self.name_and_times(number))
+            first = last = time.monotonic()
+            patience = min(self._deadline(first, number) - first, LONGEST)
+            more = {"grace": patience + SAVES} if number == signal.SIGINT else {}  # launch knows what others may take
+            self.agent.note(asked=self.name_and_times(number), **more)
             # Somebody sits there, and a step may take long. Launch says so itself.
             if is_main_rank and number == signal.SIGINT and not self.agent.watches:
+                at_most = f" if it ends within {patience:.0f} s" if patience < LONGEST else ""
                 print(
-                    "\nCtrl-C: this step is finished and a checkpoint saved; once more ends the run at once.",
+                    f"\nCtrl-C: this step is finished and a checkpoint saved{at_most}; once more ends the run at once.",
                     file=sys.stderr,
                 )
-            first = last = time.monotonic()
-            while self._agreed.is_set() or self._deadline is None or time.monotonic() < self._deadline(first):
+            while self._agreed.is_set() or self._deadline is None or time.monotonic() < self._deadline(first, number):
                 again = self._next(heard, numbers, timeout=1.0)
                 if again:
                     if not (launched and time.monotonic() < last + AGAIN):

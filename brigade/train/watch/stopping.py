@@ -13,6 +13,8 @@ from tqdm import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from ..distributed import ranks, stop
+from ..distributed.heartbeat import FORWARD
+from ..distributed.observer import limit
 from ..distributed.process import this_process
 from ..run import directory as runs
 from ..run import ending, events
@@ -74,10 +76,18 @@ class Stopping(TrainerCallback):
         if not self.by:
             self.signals.end_training()
 
-    def deadline(self, asked: float) -> float:
-        """Until when the ranks may agree. An evaluation or a checkpoint that goes on may take as long as it likes."""
+    def deadline(self, asked: float, number: int) -> float:
+        """Until when the ranks may agree on a stop that signal `number` asks for. An evaluation or a checkpoint that goes on may
+        take as long as it likes, and a process without others waits for nobody.
+
+        Who presses Ctrl-C sees what goes on, and can press it again: a step may then take as long as one that is no hang, for it
+        may compile or be the first. Programs send other signals, and most of them kill 30 seconds later.
+        """
         resumed = self.meter.resumed
-        return math.inf if resumed is None else max(asked, resumed) + MARGIN + 2 * self.longest
+        if resumed is None or self.run.world.size * self.run.strategy.replicas == 1:
+            return math.inf
+        usual = MARGIN + 2 * self.longest
+        return max(asked, resumed) + (max(usual, limit(FORWARD)) if number == signal.SIGINT else usual)
 
     def _measure(self, now: float, step: int) -> None:
         """What a stop takes at most: a step and what follows it, another such step (of replicas, all until they meet), and a
