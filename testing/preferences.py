@@ -5,6 +5,7 @@ of uneven lengths, some of them cut. 21 rows and a global batch of 8 end each ep
 cache of its own, so that none reads what another one has computed of the reference.
 """
 
+import copy
 import json
 import math
 from collections import defaultdict
@@ -33,6 +34,7 @@ MODEL, REWARD, OTHER = (
     "other",
 )  # directories: a model, the same with a head for scores, and other weights
 MIXTURE = "qwen3_moe"
+BEGUN, MERGED = "begun", "merged"  # adapters on OTHER, and the model that they make of it
 
 # Name -> keys of a recipe, and a rate at which the loss moves and rounding does not show.
 FORMS: dict[str, dict[str, Any]] = {
@@ -64,6 +66,7 @@ def kind_of(form: str) -> str:
 
 def write_inputs(folder: Path) -> None:
     """Write the models, rows and the recipe that all cases share."""
+    import peft
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -77,7 +80,14 @@ def write_inputs(folder: Path) -> None:
             parameter.data += 0.02 * torch.randn_like(parameter)
         scoring = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, dtype=torch.float32)
         scoring.score.weight.data.normal_(std=0.2)
-    for name, each in ((REWARD, scoring), (OTHER, other)):
+        adapted = peft.get_peft_model(
+            copy.deepcopy(other), peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")
+        )
+        for parameter in (each for each in adapted.parameters() if each.requires_grad):
+            parameter.data += 0.05 * torch.randn_like(parameter)
+        adapted.save_pretrained(folder / BEGUN)
+        merged = adapted.merge_and_unload()
+    for name, each in ((REWARD, scoring), (OTHER, other), (MERGED, merged)):
         runs.write_model(folder / name, "llama")  # for its tokenizer
         (folder / name / "model.safetensors").unlink()
         each.save_pretrained(folder / name)
@@ -116,6 +126,8 @@ PACKED, TILED, SECOND, NAMED, NAMED_SECOND = "packed", "tiled", "second model", 
 ONE = "one by one"
 NAMES_ANOTHER = (NAMED, NAMED_SECOND)
 ADAPTERS, ADAPTERS_FIRST, DORA, QLORA = "LoRA", "LoRA, computed first", "DoRA", "QLoRA"
+CONTINUED, CONTINUED_SECOND, CONTINUED_NAMED = "continued", "continued, in memory", "continued, merged as reference"
+GOES_ON = [*LORA, "--model_name_or_path", OTHER, "--adapter_name_or_path", BEGUN]
 VARIANTS: dict[str, list[str]] = {
     "": [],
     PACKED: ["--packing", "true", "--global_batch_size", "32"],
@@ -130,6 +142,9 @@ VARIANTS: dict[str, list[str]] = {
     ADAPTERS_FIRST: [*LORA, "--precompute_ref_log_probs", "true"],
     DORA: [*LORA, "--use_dora", "true"],
     QLORA: [*LORA, "--load_in_4bit", "true"],
+    CONTINUED: GOES_ON,
+    CONTINUED_SECOND: [*GOES_ON, *IN_MEMORY],
+    CONTINUED_NAMED: [*GOES_ON, "--reference", MERGED],
 }
 
 
@@ -167,7 +182,8 @@ class Case(NamedTuple):
         return {"name": name, "ranks": self.ranks, "group": group, "cache": cache, "flags": flags, **more}
 
     def variant_flags(self, folder: Path) -> list[str]:
-        return [str(folder / OTHER) if word == OTHER else word for word in VARIANTS[self.variant]]
+        named = (OTHER, BEGUN, MERGED)
+        return [str(folder / word) if word in named else word for word in VARIANTS[self.variant]]
 
 
 FILES = {"train": "train", "validation": "heldout"}

@@ -9,6 +9,9 @@ from testing.preferences import (
     ADAPTERS,
     ADAPTERS_FIRST,
     BATCH,
+    CONTINUED,
+    CONTINUED_NAMED,
+    CONTINUED_SECOND,
     DORA,
     FORMS,
     LOOSER,
@@ -68,11 +71,15 @@ ADAPTED = [
         ("zero1_pp2", ADAPTERS),
     )),
     Case("kto", "zero2", 2, ADAPTERS),
+    *(Case("sigmoid", variant=variant) for variant in (CONTINUED, CONTINUED_SECOND)),
+    *(Case("sigmoid", strategy, 2, variant) for strategy, variant in (
+        ("zero3", CONTINUED), ("zero3", CONTINUED_SECOND), ("fsdp2", CONTINUED_SECOND),
+    )),
 ]  # fmt: skip
 ADAPTED_MATRIX = [
     *(Case(form, strategy, 2) for form in ("sigmoid", "kto", "orpo", "reward") for strategy in PLAIN),
     *(Case(form, strategy, 3, variant) for form in ("sigmoid", "kto") for strategy in PLAIN
-      for variant in (ADAPTERS, ADAPTERS_FIRST, DORA, QLORA)),
+      for variant in (ADAPTERS, ADAPTERS_FIRST, DORA, QLORA, CONTINUED, CONTINUED_SECOND)),
     *(Case("reward", strategy, 3, ADAPTERS) for strategy in PLAIN),
     *(Case("sigmoid", strategy, 2, ADAPTERS) for strategy in ("zero1_tp2", "zero3_tp2", "ddp_pp2", "zero3_sp2", "fsdp2_sp2")),
 ]  # fmt: skip
@@ -112,10 +119,11 @@ def plain(folder):
 
 
 def against(case):
-    """One process with the same adapters; for the model without them, the reference is then computed first."""
-    return Case(
-        case.form, variant=ADAPTERS_FIRST if case.variant == ADAPTERS and case.form != "reward" else case.variant
-    )
+    """One process with the same adapters; for the model without them, the reference is then computed first. Of adapters that go
+    on, the reference is then a merged model."""
+    other = {CONTINUED: CONTINUED_NAMED, CONTINUED_SECOND: CONTINUED_NAMED}
+    other |= {ADAPTERS: ADAPTERS_FIRST} if case.form != "reward" else {}
+    return Case(case.form, variant=other.get(case.variant, case.variant))
 
 
 @pytest.mark.parametrize("name", marks.named(QUICK, SLOW, MATRIX))

@@ -118,8 +118,7 @@ def test_their_adapter_config_decides(base, damaged):
     (["--lora_r", "8"], ["flag --lora_r", "r of the adapters is 4", "leave the key out"]),
     (["--rank_pattern", "{v_proj: 6}"], ["flag --rank_pattern", "{'q_proj': 6}"]),
     (["--use_dora"], ["flag --use_dora", "use_dora of the adapters is False"]),
-    (["--objective", "dpo"], ["reference", "without them", "export RUN MODEL --merge"]),
-    (["--objective", "kto", "--reference", "model"], ["flag --reference", "without them"]),
+    (["--objective", "kto", "--reference", "adapters_off"], ["flag --reference", "without them", "leave the key out"]),
     (["--lora_target_modules", "q_proj"], ["v_proj", "is in their file, and belongs to nothing here"]),
     (["--lora_target_modules", "all-linear"], ["is not in their file"]),
     (["--trainable_token_indices", "7"], ["is not in their file"]),
@@ -129,6 +128,24 @@ def test_a_recipe_that_says_otherwise(words, said, base):
         settings = continued(base, "lora", *words)
         adapters.check_targets(settings, load_config(settings))
     assert all(word in str(told.value) for word in said), told.value
+
+
+def test_adapters_in_place_of_a_model_are_gone_on_with(base):
+    """What a run with use_peft leaves is the next run's model."""
+    as_model, named = settings_of(base / "lora"), continued(base, "lora")
+    assert as_model.recipe == named.recipe and as_model.recipe.model.lora_r == 4
+    assert "adapter_config.json" in as_model.place("model_name_or_path")
+
+
+@pytest.mark.parametrize("words, change, said", [
+    (["--use_peft", "false"], {}, ["holds adapters of", "trains all weights", "--use_peft goes on", "export", "--merge"]),
+    (["--adapter_name_or_path", "other"], {}, ["adapter_name_or_path names others"]),
+    ([], {"base_model_name_or_path": None}, ["a model that they do not name", "set adapter_name_or_path"]),
+])  # fmt: skip
+def test_adapters_in_place_of_a_model_that_cannot_be_gone_on_with(words, change, said, damaged):
+    with pytest.raises(UserError) as told:
+        settings_of(damaged(**change), *words)
+    assert all(word in str(told.value) for word in ("flag --model_name_or_path", *said)), told.value
 
 
 def test_other_tokens_and_another_base(base, tmp_path, mistake):

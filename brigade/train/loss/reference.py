@@ -28,7 +28,7 @@ from ..distributed import consistency, heartbeat, ranks
 from ..distributed.process import this_process
 from ..engines.engine import StepContext
 from ..host import files
-from ..model import load
+from ..model import adapter_weights, load
 from ..model.location import load_config
 from ..model.sizes import half_or_full
 from ..recipe.objectives import ADAPTERS_OFF, JUDGED, MODEL
@@ -60,9 +60,11 @@ class Reference:
     def __init__(self, trainer: StepContext, answers: Answers, reference: str, precomputes: bool) -> None:
         self.trainer, self.answers = trainer, answers
         self.reference, self.precomputes = reference, precomputes
-        # With adapters the weights that training begins with are there at any time, in their own precision.
-        begins = precomputes and reference == MODEL and self.trainer.run.settings.recipe.model.use_peft
-        self.by_adapters = reference == ADAPTERS_OFF or begins
+        # With new adapters the weights that training begins with are there at any time, in their own precision. Those that go on
+        # with others begin as something that their own steps take away.
+        model = self.trainer.run.settings.recipe.model
+        begins = model.use_peft and model.adapter_name_or_path is None
+        self.by_adapters = reference == ADAPTERS_OFF or (precomputes and reference == MODEL and begins)
         self.model: Any = None  # beside the trained one
 
     def prepare(self, checkpoint: Path | None) -> None:
@@ -115,6 +117,8 @@ class Reference:
         section, seed = settings.recipe.model, settings.recipe.training.seed
         key: list[Any] = [digests or [config.to_dict(), seed], str(half_or_full(settings)), section.load_in_4bit]
         key += [section.rope_parameters]
+        adapters = adapter_weights.find(settings) if self.reference == MODEL else None
+        key += [consistency.digests(Path(adapters))] if adapters else []
         name = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:16]
         return folder_of(f"{self.trainer.data.fingerprint}-{FORMAT}-reference-{name}.npy")
 

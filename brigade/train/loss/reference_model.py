@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from ...errors import UserError
 from .. import upstream
-from ..model import load, sample_by_sample
+from ..model import adapter_weights, adapters, load, sample_by_sample
 from ..model.location import load_config
 from ..model.sizes import half_or_full
+from ..recipe.objectives import MODEL
 from ..run.directory import Run
 from ..upstream import fsdp2
 from . import own_loss
@@ -40,21 +41,30 @@ def check(run: Run, reference: str, config: "PreTrainedConfig") -> None:
 def load_reference(trainer: "StepContext", reference: str) -> "PreTrainedModel":
     """Return the reference on this rank's device, ready for forward passes. A collective.
 
-    reference: MODEL, a directory or a name on the Hub
+    reference: MODEL, a directory or a name on the Hub. MODEL has the adapters that the run goes on with, as they begin, and is in
+    4 bits where the run's base is.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     run, device = trainer.run, trainer.args.device
-    settings = run.settings.of_reference(reference)
+    settings, dtype = run.settings.of_reference(reference), half_or_full(run.settings)
+    goes_on = adapter_weights.find(run.settings) if reference == MODEL else None
+    in_4bit = goes_on is not None and run.settings.recipe.model.load_in_4bit
+    settings = settings.with_model(load_in_4bit=in_4bit)
     with upstream.without_zero3(), fsdp2.every_rank_loads():
         source = load.weights(settings, load_config(settings))
         how = trainer.engine.where()
-        model = load.load_model(settings, source, half_or_full(settings), run.kernels.attention, **how)
+        model = load.load_model(settings, source, dtype, run.kernels.attention, **how)
         own_loss.apply(model, run.settings)
+        if goes_on:
+            model = adapters.wrap(model, run.settings, source)
+            adapter_weights.load(model, goes_on)
+            for parameter in adapter_weights.trained(model).values():  # shards are of one dtype
+                parameter.data = parameter.data.to(dtype)
     model.requires_grad_(False).eval()
     sample_by_sample.divide(model)
-    if run.strategy.kind not in SHARDED or run.world.size == 1:
+    if run.strategy.kind not in SHARDED or run.world.size == 1 or in_4bit:  # which few bytes hold whole
         return model.to(device)
     mesh = init_device_mesh(device.type, (run.world.size,))
     for module in list(model.modules()):

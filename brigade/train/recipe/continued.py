@@ -14,9 +14,10 @@ from ...errors.tables import Document, Fields
 from ..host.hub import hub_is_away, refusal
 from . import remote_code
 from .model_section import ModelSection
-from .objectives import ADAPTERS_OFF, MODEL, reference_of
+from .objectives import ADAPTERS_OFF, reference_of
 from .settings import Settings
 
+MODEL_KEY = "model_name_or_path"
 KEY, FILE, WEIGHTS = "adapter_name_or_path", "adapter_config.json", "adapter_model.safetensors"
 # PEFT's name -> the recipe's.
 DECIDES = {
@@ -53,6 +54,31 @@ _RANDOM = (
     "gaussian",
     "orthogonal",
 )  # other values of init_lora_weights may have changed the base's weights
+
+
+def take_from_model(settings: Settings) -> Settings:
+    """Return the settings with the base as model, and its adapters as those to go on with, where adapters are trained and
+    `model_name_or_path` is a directory of some, as an earlier run has left it; else as they are.
+
+    Raises UserError where all weights are to be trained, other adapters are named too, or these name no base.
+    """
+    model, place = settings.recipe.model, settings.place(MODEL_KEY)
+    name, folder = model.model_name_or_path, remote_code.folder_of(model.model_name_or_path)
+    if not folder or not (folder / FILE).is_file() or (folder / "config.json").exists():
+        return settings
+    base = base_of(folder)
+    problem = f"{name!r} holds adapters of {base or 'a model that they do not name'}, and no model"
+    merge = f"merge them into a model (python -m brigade export {name} MODEL --merge) and name that"
+    if not model.use_peft:
+        cure = f"--use_peft goes on with them, at a learning rate of adapters; or {merge}"
+        raise UserError(place, f"{problem}, and this recipe trains all weights", cure)
+    if model.adapter_name_or_path is not None:
+        raise UserError(place, f"{problem}, and {KEY} names others", f"name one of the two, or {merge}")
+    if not base:
+        raise UserError(place, problem, f"name here the model that they were trained on, and set {KEY}: {name}")
+    sources = settings.sources | {MODEL_KEY: f"{folder / FILE}: base_model_name_or_path", KEY: place}
+    taken = settings.with_model(model_name_or_path=base, revision=None, adapter_name_or_path=name)
+    return replace(taken, sources=sources)
 
 
 def fold(settings: Settings, downloads: bool) -> Settings:
@@ -108,14 +134,12 @@ def tokens_of(folder: Path) -> list[int]:
 
 def _check_reference(settings: Settings) -> None:
     """Raise UserError where preferences would be compared with the base, and not with the model that training begins with."""
-    reference = reference_of(settings.recipe)
-    if reference in (ADAPTERS_OFF, MODEL):
+    if reference_of(settings.recipe) == ADAPTERS_OFF:
         problem = (
             f"training begins with the adapters of {settings.recipe.model.adapter_name_or_path!r}, and the reference "
         )
-        problem += f"({reference}) would be their base without them"
-        cure = "merge them into a model first (python -m brigade export RUN MODEL --merge), and set reference: MODEL, or train "
-        cure += "new adapters on MODEL"
+        problem += "would be their base without them"
+        cure = "leave the key out: the reference is then the base with the adapters as they begin"
         raise UserError(settings.place("reference"), problem, cure)
 
 

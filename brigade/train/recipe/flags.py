@@ -155,6 +155,8 @@ def load(argv: list[str], loads_model: bool = True) -> Settings:
         remote=remote,
         allowed=remote_code.digests(options.allow_code),
     )
+    settings = continued.take_from_model(settings)
+    recipe, model = settings.recipe, settings.recipe.model
     check_schedule(recipe.training, settings.place)
     objectives.check(recipe, settings.place)
     images.check(recipe, settings.place)

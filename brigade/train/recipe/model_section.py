@@ -23,7 +23,8 @@ class ModelSection(Section):
     """The model, its tokenizer, and whether all its weights are trained or adapters."""
 
     model_name_or_path: str
-    """A name on the Hub, a local directory in Hugging Face format, a GGUF file, or `smollm2-135m`, which is a package."""
+    """A name on the Hub, a local directory in Hugging Face format, a GGUF file, or `smollm2-135m`, which is a package. A
+    directory of adapters means their base, and that training goes on with them."""
     revision: str | None = None
     """A branch, tag or commit of the model on the Hub."""
     from_scratch: bool = False

@@ -166,7 +166,8 @@ def reference_of(recipe: OfRecipe) -> str | None:
     """Return ADAPTERS_OFF, MODEL, or where the reference's weights lie; None where the objective has no reference."""
     if not objective_of(recipe.training).reference:
         return None
-    return recipe.training.reference or (ADAPTERS_OFF if recipe.model.use_peft else MODEL)
+    fresh = recipe.model.use_peft and recipe.model.adapter_name_or_path is None
+    return recipe.training.reference or (ADAPTERS_OFF if fresh else MODEL)
 
 
 def precomputes(recipe: OfRecipe) -> bool:
