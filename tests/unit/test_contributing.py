@@ -27,14 +27,15 @@ def test_every_key_of_a_recipe_is_read_by_its_name():
 @pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != SFT])
 def test_an_objective_is_compared_with_its_formula_with_trl_and_under_each_strategy(name):
     forms = set(OBJECTIVES[name].loss_types or (name,))
-    assert forms <= plain_preferences.PAIRS.keys() | plain_preferences.JUDGED.keys(), (
-        "its formula, written a second time"
-    )
+    known = plain_preferences.PAIRS.keys() | plain_preferences.JUDGED.keys()
+    assert forms <= known, "its formula, written a second time: testing/plain_preferences.py"
     tried = {form for form, keys in FORMS.items() if keys["objective"] == name}
     assert forms <= tried | {FORMS[form].get("loss_type") for form in tried}, "testing/preferences.py: FORMS"
     assert forms & preference_parity.OBJECTIVES.keys(), "benchmarks/preference_parity.py: OBJECTIVES"
     assert name in {run.keys["objective"] for run in preferences.RUNS.values()}, "benchmarks/preferences.py: RUNS"
-    assert name in read_yaml(REPOSITORY / "brigade/plan/output/preferences.yaml")["rates"], "what `plan --write` says"
+    assert name in read_yaml(REPOSITORY / "brigade/plan/output/preferences.yaml")["rates"], (
+        "brigade/plan/output/preferences.yaml"
+    )
 
 
 @pytest.mark.parametrize("name", TrainingSection.model_fields["optim"].annotation.__args__)

@@ -14,6 +14,7 @@ from brigade.train.data.encode import Encoder, LoadedEncoder
 from brigade.train.data.keys import Columns
 from brigade.train.data.samples import convert
 from brigade.train.data.sampling import FILLER, GlobalBatches
+from brigade.train.recipe.objectives import OBJECTIVES
 from testing import plain_preferences as plain
 from testing.runs import write_model
 
@@ -114,8 +115,17 @@ def model(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("model"), "llama")
 
 
-FORMS = [("dpo", name) for name in ("sigmoid", "hinge", "robust", "apo_zero", "apo_down")]
-FORMS += [(name, None) for name in ("ipo", "simpo", "orpo", "kto")] + [("kto", "apo_zero_unpaired")]
+FORMS = [
+    (name, each)
+    for name, known in OBJECTIVES.items()
+    if known.compares and not known.scores
+    for each in known.loss_types or (None,)
+]
+# The loss of each form where the model is its own reference; None of those without one.
+AT_START = {
+    "sigmoid": math.log(2), "robust": math.log(2), "hinge": 1.0, "apo_zero": 1.0, "apo_down": 1.0, "ipo": 25.0, "simpo": None,
+    "orpo": None, "kto": 0.5, "apo_zero_unpaired": 0.5,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("objective", "loss_type"), FORMS)
@@ -125,9 +135,8 @@ def test_training_lowers_each_loss(model, objective, loss_type):
     history = plain.train(rows, model, model, **keys, label_smoothing=0.1, max_steps=3, learning_rate=1e-3)
     losses = [step["loss"] for step in history]
     assert losses == sorted(losses, reverse=True) and losses[0] > losses[-1]
-    at_start = {"ipo": 25.0, "sigmoid": math.log(2), "robust": math.log(2), "kto": 0.5, "apo_zero_unpaired": 0.5}
-    if (form := loss_type or objective) not in plain.WITHOUT_REFERENCE:  # the model is its own reference
-        assert history[0]["loss"] == pytest.approx(at_start.get(form, 1.0), rel=1e-6)
+    at_start = AT_START[loss_type or objective]
+    assert at_start is None or history[0]["loss"] == pytest.approx(at_start, rel=1e-6)
 
 
 def test_a_reward_model_is_read_at_its_last_token(model, tmp_path):

@@ -11,6 +11,7 @@ from brigade.train.data import build as building
 from brigade.train.data import prepare as preparing
 from brigade.train.data import report, rows
 from brigade.train.data.store import IGNORED
+from brigade.train.recipe.objectives import OBJECTIVES
 from brigade.train.step import sample_answers
 from testing.chats import chat
 from testing.preparing import chats, figures
@@ -226,10 +227,7 @@ def test_objectives_that_read_the_same_share_a_cache_and_answers_have_the_old_on
     real = building.json.dumps
     monkeypatch.setattr(building.json, "dumps", lambda content, **how: texts.append(content) or real(content, **how))
     data = {"dataset_name": None, "train_file": write("a.jsonl", chats("a", 9))}
-    prints = {
-        name: building.plan(load(data=data, training={"objective": name}), tokenizer)[2]
-        for name in ("sft", "dpo", "ipo", "simpo", "orpo", "reward", "kto")
-    }
+    prints = {name: building.plan(load(data=data, training={"objective": name}), tokenizer)[2] for name in OBJECTIVES}
     assert building.plan(load(data=data), tokenizer)[2] == prints["sft"]
     assert len(set(prints.values())) == 3 and prints["dpo"] == prints["reward"] != prints["kto"]
     known = {"tokenizer", "templates", "variables", "end", "max_length", "truncation"}
