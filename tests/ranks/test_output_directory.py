@@ -61,6 +61,12 @@ def test_a_finished_run_says_so_and_a_directory_belongs_to_one_run(folder, main,
     assert "run/stop\n" in message and "remove it, and start again" in message
     (run / "stop").unlink()
 
+    letters = folder / "letters"  # nobody's run
+    letters.mkdir()
+    (letters / "mine.txt").write_text("dear")
+    message = told(*flags, "--max_steps", "2", "--output_dir", str(letters), "--fresh")
+    assert "no run.yaml" in message and [path.name for path in letters.iterdir()] == ["mine.txt"]
+
     chats(folder / "good.jsonl", count=41)
     capfd.readouterr()
     message = told(*flags, "--max_steps", "2")

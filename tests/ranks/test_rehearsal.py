@@ -140,4 +140,5 @@ def test_a_rehearsal_needs_no_launcher_and_hsdp_gets_four_ranks(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "world size 4" in done.stdout and "The rehearsal went well" in done.stdout
+    assert "Serve it" not in done.stdout  # a random model
     assert "gemm_4bit" not in done.stderr, "bitsandbytes warns on a CPU with AVX512-BF16"

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from transformers import TrainerState
 
 Choice = tuple[Path | None, tuple[str, ...]]  # a checkpoint or None; in words, the ones that are left out, and why
-REHEARSAL = "rehearsal.yaml"  # the recipe of a rehearsal
 _FLAG = "flag --resume_from_checkpoint"
 
 
@@ -125,7 +124,7 @@ def _readers(run: runs.Run) -> tuple[int, int]:
 def how_to_continue(run: runs.Run, state: "TrainerState") -> str:
     """Where a run that stops now stands, and how it can go on, in words. state: of its Trainer"""
     here = f"at step {state.global_step} of {state.max_steps}"
-    if run.settings.recipe_path.name == REHEARSAL:
+    if run.settings.recipe_path.name == runs.REHEARSAL:
         return f"{here} of a rehearsal. The same command begins it anew."
     newest = next((folder for folder in on_disk.checkpoints(run.directory) if flaw(folder) is None), None)
     if newest is None:

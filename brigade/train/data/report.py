@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...errors.console import console, marking
+from ...errors.console import console, counted, marking
 from ...errors.tables import Document, Fields
 from ..recipe.batch import Batch
 from ..recipe.data_section import DataSection
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 LONGEST = 700  # characters of the sample that is shown
 REPEATED = 8  # tokens of one kind, one behind the other, that are shown as one
 MOST_UNREAD = 12  # keys that are named
+MOST_LOST = 0.05  # of the samples may be dropped without a warning
+FEW = 20  # samples whose mean loss is hardly another set's
 
 
 def figures(
@@ -63,6 +65,8 @@ def lines(prepared: Prepared) -> dict[str, str]:
     """Return what else is said of a run's data, by what it is about; {} where there is nothing to say."""
     about = {
         "chat template": chat_template(prepared),
+        "lost": lost(prepared.facts),
+        "held out": few(sum(map(len, prepared.heldout.values()))),
         "not read": unread(prepared.facts),
         "answers": said(prepared.facts),
     }
@@ -84,6 +88,23 @@ def chat_template(prepared: Prepared) -> str:
     if how.turn_by_turn:
         words.append("the tokenizer's own, rendered turn by turn where it has no generation marks")
     return ", and for chats with tools ".join(words)
+
+
+def lost(facts: Document) -> str:
+    """Return a warning where more than MOST_LOST of the samples that there were teach nothing; else ""."""
+    gone = facts.get("dropped", 0)
+    share = gone / max(1, gone + facts.get("samples", 0))
+    if share <= MOST_LOST:
+        return ""
+    why = "their supervised part lies beyond max_length, or they have none: a larger max_length keeps the former"
+    return f"{share:.0%} of the samples ({gone:,}) are dropped: {why}"
+
+
+def few(held: int) -> str:
+    """Return a warning where few samples are held out; else ""."""
+    if not 0 < held < FEW:
+        return ""
+    return f"{counted(held, 'sample')} only: their loss says little of others. Hold out {FEW} or more"
 
 
 def unread(facts: Document) -> str:

@@ -31,6 +31,7 @@ from .offers import Offers
 
 RECORD = "run.yaml"
 SUCCESS = "success.json"
+REHEARSAL = "rehearsal.yaml"  # the recipe of a rehearsal, whose model nobody wants
 STOPPED = "stopped.json"  # it was asked to stop, and the same command goes on from the checkpoint that this names
 # In C, where libyaml is there: a run.yaml is read and written within a step.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -179,8 +180,8 @@ def _open(settings: Settings, strategy: Strategy, world: World) -> Opened:
     if directory.exists() and not directory.is_dir():
         cure = f"name a directory: {another_output(directory)}"
         raise UserError(str(directory), "the output directory is a file", cure)
-    empty = Opened(directory, name, made_for)
-    if settings.fresh or not directory.exists():
+    empty, record = Opened(directory, name, made_for), directory / RECORD
+    if not directory.exists() or (settings.fresh and record.exists()):
         return empty
     taken = next((directory / name for name in _FOLDERS if (directory / name).is_file()), None)
     if taken:
@@ -188,10 +189,9 @@ def _open(settings: Settings, strategy: Strategy, world: World) -> Opened:
         raise UserError(str(taken), problem, f"move it away, or {another_output(directory)}")
     if not _occupied(directory):
         return empty
-    record = directory / RECORD
     if not record.exists():
         if world.is_main_rank:  # where hosts do not share the directory, claim() says so
-            cure = f"name a directory of its own: {another_output(directory)}; --fresh moves these files aside"
+            cure = f"name a directory of its own: {another_output(directory)}; --fresh moves aside only a run's"
             raise UserError(str(directory), _NO_RUN, cure)
         return empty
     old = read_yaml(record)
@@ -282,7 +282,7 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> Run:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         occupied = _occupied(directory)
-        if not run.settings.fresh and occupied and not (directory / RECORD).exists():
+        if occupied and not (directory / RECORD).exists():
             cure = "copy the first host's directory here, or give another --output_dir"
             raise UserError(str(directory), _NO_RUN, cure)
         owned = owner.take(directory)

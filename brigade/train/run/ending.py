@@ -14,7 +14,7 @@ from ..recipe.batch import length
 from ..recipe.objectives import objective_of
 from ..recipe.settings import Settings
 from . import best_checkpoint, events, on_disk, page
-from .directory import RECORD, STOPPED, SUCCESS, Run, release
+from .directory import RECORD, REHEARSAL, STOPPED, SUCCESS, Run, release
 from .versions import now
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ def succeed(run: Run, state: "TrainerState", held_out_loss: float) -> None:
     print(*best_checkpoint.closing_lines(run.settings, state, before, held_out_loss), sep="\n")
     where = f"The model lies in {run.directory}, its log in {run.directory / on_disk.STATE}, "
     print(f"{where}the resolved run in {run.directory / RECORD}.")
-    print(*next_steps(run.settings, run.directory), sep="\n")
+    if run.settings.recipe_path.name != REHEARSAL:
+        print(*next_steps(run.settings, run.directory), sep="\n")
     if written:
         print(f"How it went, for the browser: {run.directory / page.FILE}.", flush=True)
 

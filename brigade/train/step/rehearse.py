@@ -23,7 +23,6 @@ import yaml
 from ...errors import UserError
 from ...errors.console import console, counted
 from ...errors.tables import Fields
-from ..checkpoint.resume import REHEARSAL
 from ..data.builtin import BUILT_IN, write_preferences
 from ..distributed import ranks
 from ..host.cluster import World
@@ -35,7 +34,7 @@ from ..recipe.model_section import ModelSection
 from ..recipe.objectives import ADAPTERS_OFF, ANSWERS, MODEL, objective_of
 from ..recipe.program import RUNNER, STORY, check_functions, permission, started_as
 from ..recipe.settings import Settings
-from ..run.directory import SUCCESS
+from ..run.directory import REHEARSAL, SUCCESS
 from ..strategy import Strategy, axis_rules, choose
 from ..strategy.axis_keys import with_axes
 from ..strategy.state_bytes import cut_parameters, model_states

@@ -52,6 +52,17 @@ def test_figures(load, prepare, write):
     assert f"packed into {packed.facts['sequences']} sequences, {full:.1%} full" in said
 
 
+def test_many_lost_samples_and_few_held_out_have_lines_of_their_own(prepare, write):
+    lost = [{"prompt": "why " * 90, "completion": "b"}] * 5
+    held = {"validation_file": write("h.jsonl", chats("h", 19)), "max_length": 64}
+    said = report.lines(prepare(train_file=write("a.jsonl", [*chats("a", 45), *lost]), **held))
+    assert said["lost"].startswith("10% of the samples (5) are dropped") and "max_length" in said["lost"]
+    assert said["held out"].startswith("19 samples only")
+    held["validation_file"] = write("i.jsonl", chats("h", 20))
+    said = report.lines(prepare(train_file=write("b.jsonl", [*chats("a", 95), *lost]), **held))
+    assert not said.keys() & {"lost", "held out"}
+
+
 def test_what_is_too_long_is_told_by_what_became_of_it(load, prepare, write):
     """Texts lose nothing; chats, and completions, lose their end."""
     long = "word " * 100
