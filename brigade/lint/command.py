@@ -2,10 +2,12 @@
 
 import argparse
 import time
+from pathlib import Path
 
 from ..errors import UserError, did_you_mean
 from ..errors.console import console, counted
 from ..errors.findings import SEVERITIES, rules
+from . import translate
 from .linter import Report, lint, markdown
 
 STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
@@ -18,6 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--notes", action="store_true", help="show notes on every file, not only on those named")
     add("--rules", action="store_true", help="list all rules")
     add("--markdown", action="store_true", help="with --rules: as docs/lint.md has them")
+    add(
+        "--write",
+        metavar="DIR",
+        help="write DIR/NAME, a recipe of another tool's file NAME, and list what has no equal",
+    )
     add("--explain", metavar="RULE", help="say what one rule is about")
 
 
@@ -30,6 +37,13 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.explain:
         return _explain(options.explain)
+    if options.write:
+        if len(options.files) != 1:
+            raise UserError(
+                "flag --write", f"{counted(len(options.files), 'file')} named", "name one of another tool's"
+            )
+        print(*translate.write(Path(options.files[0]), Path(options.write)), sep="\n")
+        return 0
     began = time.monotonic()
     report = lint(options.files)
     _print(report, options.notes, time.monotonic() - began)

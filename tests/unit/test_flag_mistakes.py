@@ -16,7 +16,7 @@ from brigade.errors import UserError
 from brigade.errors.tables import table
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
-from brigade.train.recipe.mistakes import ONLY_FLAGS, OTHER_NAMES, UNSUPPORTED, unknown_flag, unknown_section
+from brigade.train.recipe.mistakes import ONLY_FLAGS, OTHER_NAMES, UNSUPPORTED, unknown_flag, unknown_sections
 from brigade.train.recipe.schema import SECTION_OF, SECTIONS, identity
 
 ROOT = Path(__file__).parents[2]
@@ -87,7 +87,7 @@ def test_names_of_other_tools_get_advice(load, mistake):
     known = flags.names_of(flags.parser())
     for old, advice in OTHER_NAMES.items():
         said = "Transformers' Trainer takes it, and Brigade does not" if old in UNSUPPORTED else "there is no such"
-        messages = [str(unknown_flag(f"--{old}=1", known)), str(unknown_section(Path("full.yaml"), old))]
+        messages = [str(unknown_flag(f"--{old}=1", known)), str(unknown_sections(Path("full.yaml"), [old]))]
         if old in ("lora_rank", "model", "warmup_ratio", "do_train"):
             messages += [mistake(load, f"--{old}", "1"), mistake(load, training={old: 1})]
         for message in messages:

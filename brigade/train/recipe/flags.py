@@ -20,7 +20,7 @@ from ..host.urls import checked, is_remote, local_of
 from . import continued, images, objectives, remote_code
 from .data_section import OF_DATASETS, Source
 from .files import DEFAULT_RECIPE, find, parse_yaml, read_yaml
-from .mistakes import explain, unknown_flag, unknown_section
+from .mistakes import explain, unknown_flag, unknown_sections
 from .schedules import check_schedule
 from .schema import BY_PROOF, SECTION_OF, SECTIONS, Recipe
 from .settings import Settings
@@ -121,8 +121,9 @@ def load(argv: list[str], loads_model: bool = True) -> Settings:
     path = find(options.recipe, "flag --recipe", "recipe") if options.recipe else DEFAULT_RECIPE
     document = read_yaml(path)
     document.pop("run", None)  # run.yaml's record of hosts and versions
-    for name in sorted(str(section) for section in document if section not in SECTIONS):
-        raise unknown_section(path, name)
+    unknown = sorted(str(section) for section in document if section not in SECTIONS)
+    if unknown:
+        raise unknown_sections(path, unknown)
     flags = {key: text for key, text in vars(options).items() if key in SECTION_OF and text is not None}
     for section in {SECTION_OF[key] for key in flags}:
         if document.get(section) is None:

@@ -1,6 +1,7 @@
 """Errors for flags, sections, keys and values that do not exist, with what to write instead."""
 
 import re
+from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -14,21 +15,46 @@ from .objectives import OBJECTIVES
 from .schema import BY_PROOF, SECTION_OF, SECTIONS
 
 _TABLE = table(Path(__file__).with_name("other_names.yaml"))
+ONLY_FLAGS: list[str] = _TABLE["flags"]
+# Another tool's name -> ours.
+RENAMED: dict[str, str] = {theirs: ours for ours, names in _TABLE["renamed"].items() for theirs in names}
+# Another tool's name -> its value in words -> the keys that mean it here; or the key that takes the value.
+MEANINGS: dict[str, dict[str, Document] | str] = _TABLE["meanings"]
 UNSUPPORTED = {name: group["do"] for group in _TABLE["unsupported"] for name in group["names"]}
 # A name that other tools use -> what to do here.
 OTHER_NAMES: dict[str, str] = {
-    **{theirs: f"it is called {ours} here" for ours, names in _TABLE["renamed"].items() for theirs in names},
+    **{theirs: f"it is called {ours} here{', a flag' * (ours in ONLY_FLAGS)}" for theirs, ours in RENAMED.items()},
     **{name: group["do"] for group in _TABLE["instead"] for name in group["names"]},
     **UNSUPPORTED,
 }
-ONLY_FLAGS: list[str] = _TABLE["flags"]
 _HIDDEN = {"local_rank", "local-rank"}  # given by launchers, not by users
 
 
-def unknown_section(path: Path, name: str) -> UserError:
-    """The error for an unknown section `name` in a recipe."""
-    home = f"{name!r} belongs under {SECTION_OF[name]}:" if name in SECTION_OF else _cure(name)
-    return UserError(f"{path}: {name}", _absent(name, "section"), home or did_you_mean(name, SECTIONS))
+def unknown_sections(path: Path, names: list[str]) -> UserError:
+    """The error for all unknown sections of a recipe: of a flat file of another tool, where each key belongs.
+
+    names: at least one
+    """
+    if len(names) == 1:
+        (name,) = names
+        return UserError(f"{path}: {name}", _absent(name, "section"), cure_of(name) or did_you_mean(name, SECTIONS))
+    problem = f"{len(names)} keys stand outside the sections {', '.join(SECTIONS)}: {', '.join(names)}"
+    moves = f"`python -m brigade lint {path} --write DIR` writes a recipe of what has an equal here; or by hand: "
+    return UserError(str(path), problem, moves + _each(names))
+
+
+def _each(names: Iterable[str]) -> str:
+    """Return what to do about each of these keys: sections with those that belong there, then advice."""
+    homes: dict[str, list[str]] = {section: [] for section in SECTIONS}
+    further = []
+    for name in names:
+        ours = RENAMED.get(name, name)
+        if ours in SECTION_OF:
+            homes[SECTION_OF[ours]].append(name if ours == name else f"{name} as {ours}")
+        else:
+            further.append(f"{name}: {cure_of(name) or nothing_like(name)}")
+    moved = [f"under {section}: {', '.join(keys)}" for section, keys in homes.items() if keys]
+    return "; ".join([*moved, *further])
 
 
 def unknown_flag(word: str, known: set[str]) -> UserError:
@@ -41,13 +67,21 @@ def unknown_flag(word: str, known: set[str]) -> UserError:
     return UserError(f"flag --{name}", _absent(name, "flag"), cure)
 
 
+def nothing_like(name: str) -> str:
+    """What to do about a key that nobody knows, among others: the nearest one, or that there is none."""
+    meant = nearest(name, SECTION_OF, LIKELY)
+    return f"did you mean {meant!r}?" if meant else "nothing is like it here: leave it out"
+
+
 def _absent(name: str, kind: str) -> str:
     of_trainer = name.replace("-", "_") in UNSUPPORTED
     return "Transformers' Trainer takes it, and Brigade does not" if of_trainer else f"there is no such {kind}"
 
 
-def _cure(name: str) -> str | None:
-    """What to do about a flag, or another tool's key, in a recipe; None for any other name."""
+def cure_of(name: str) -> str | None:
+    """What to do about a misplaced key, a flag, or another tool's key in a recipe; None for any other name."""
+    if name in SECTION_OF:
+        return f"{name!r} belongs under {SECTION_OF[name]}:"
     if name in ONLY_FLAGS:
         return f"it is a flag of train.py, not a key: --{name}"
     return "it is called ds_config, and belongs under cluster:" if name == "deepspeed" else OTHER_NAMES.get(name)
@@ -60,8 +94,11 @@ def explain(error: ValidationError, sources: dict[str, str], path: Path, documen
     dotted = f"{section}.{key}" if key else section
     place = sources.get(key) or f"{path}: {dotted}"
     if first["type"] == "extra_forbidden":
-        home = SECTION_OF.get(key)
-        cure = _cure(key) or (f"it belongs under {home}:" if home else did_you_mean(key, SECTION_OF))
+        unknown = [str(one["loc"][1]) for one in (first, *others) if one["type"] == "extra_forbidden"]
+        if len(unknown) > 1:
+            problem = f"{len(unknown)} keys are not known here: {', '.join(unknown)}"
+            return UserError(f"{path}: {section}", problem, _each(unknown))
+        cure = cure_of(key) or did_you_mean(key, SECTION_OF)
         return UserError(place, f"{_absent(key, 'key')} (its value: {shortened(repr(first['input']))})", cure)
     if first["type"] == "missing":
         return UserError(place, "it is missing", f"add {key or section!r}; see recipes/tiny/full.yaml")

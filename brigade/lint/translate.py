@@ -1,0 +1,90 @@
+"""A recipe of another tool's flat file (LLaMA-Factory, axolotl, ms-swift, TRL, torchtune), as far as its keys have equals.
+
+Nothing is guessed: a key without an equal, and a value that ours does not take, is named with what to do about it.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from ..errors import UserError, shortened
+from ..errors.console import counted
+from ..errors.disk import writing
+from ..errors.tables import Document, Fields
+from ..train.recipe.files import read_yaml
+from ..train.recipe.mistakes import MEANINGS, RENAMED, cure_of, explain, nothing_like
+from ..train.recipe.schema import SECTION_OF, SECTIONS, Recipe
+
+
+def write(theirs: Path, folder: Path) -> list[str]:
+    """Write folder/NAME, a recipe of the file NAME. Returns lines: what was written, and what has no equal, with what to do.
+
+    Raises UserError where the file cannot be read, or where one of its name is in the folder.
+    """
+    path = folder / theirs.name
+    if path.exists():
+        raise UserError(str(path), "it is there already", "name another directory behind --write")
+    recipe, left = translated(read_yaml(theirs), path)
+    origin = f"# Of {theirs}, by `python -m brigade lint --write`.\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    with writing(path):
+        path.write_text(origin + yaml.safe_dump(recipe, sort_keys=False))
+    said = [f"  {name}: {what}" for name, what in left.items()]
+    heading = [f"{counted(len(said), 'key')} of {theirs} left to you:"] * bool(said)
+    return [f"Wrote {path}: {counted(sum(map(len, recipe.values())), 'key')}.", *heading, *said]
+
+
+def translated(document: Document, path: Path) -> tuple[Fields, dict[str, str]]:
+    """Return (sections of a recipe, their key -> what to do about it, of those that it does not have).
+
+    path: of the recipe, for messages
+    """
+    recipe: Fields = {section: {} for section in SECTIONS}
+    left: dict[str, str] = {}
+    flat = dict(_flat(document))
+    for name, value in flat.items():
+        meanings, ours = MEANINGS.get(name, {}), RENAMED.get(name, name)
+        if isinstance(meanings, str):
+            meant: Document | None = {meanings: value}
+        else:
+            meant = meanings.get(str(value).lower()) or ({ours: value} if ours in SECTION_OF else None)
+        if meant is None:
+            left[name] = cure_of(name) or nothing_like(name)
+        for key, own in (meant or {}).items():
+            recipe[SECTION_OF[key]][key] = own
+    training, accumulated = recipe["training"], flat.get("gradient_accumulation_steps")
+    micro = training.get("per_device_train_batch_size")
+    if "global_batch_size" not in training and isinstance(micro, int) and isinstance(accumulated, int):
+        training["global_batch_size"] = micro * accumulated
+        left["gradient_accumulation_steps"] = (
+            f"it is {micro * accumulated} as global_batch_size on one GPU: multiply it by yours"
+        )
+    recipe = {section: keys for section, keys in recipe.items() if keys}
+    return _valid(recipe, left, path), left
+
+
+def _flat(document: Document) -> Iterator[tuple[str, object]]:
+    """Yield the keys of a flat file, and those within what has the name of one of our sections."""
+    for name, value in document.items():
+        if name in SECTIONS and isinstance(value, dict):
+            yield from value.items()
+        else:
+            yield str(name), value
+
+
+def _valid(recipe: Fields, left: dict[str, str], path: Path) -> Fields:
+    """Return the recipe without the values that it does not take; `left` then says why."""
+    while True:
+        try:
+            Recipe.model_validate(recipe)
+            return recipe
+        except ValidationError as error:
+            told = explain(error, {}, path, recipe)
+            section, key, *_ = [*map(str, error.errors()[0]["loc"]), ""]
+            value = recipe.get(section, {}).pop(key, None)
+            if value is None:  # what is missing has to be written by hand
+                left[key or section] = f"{told.problem}: {told.cure}"
+                return recipe
+            left[key] = f"{shortened(str(value))}: {told.problem}; {told.cure}"
