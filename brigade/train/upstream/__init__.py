@@ -93,7 +93,7 @@ def quick_imports(for_good: bool = False) -> Iterator[None]:
     while they come, and again in each full collection, a quarter of a second each time.
 
     for_good: leave what is there by now out of all later collections (gc.freeze); not in a program of somebody's own, whose
-        garbage would stay
+        garbage would stay. A second run of a process leaves nothing out: the first one's model may be there
 
     The Trainer imports datasets, and it pandas, to recognise a data set of theirs where no loader is given (trainer.py:
     _get_dataloader); and PEFT, as get_scheduler does, and PEFT bitsandbytes (helpers.py: bnb), and it torch's inductor. Without
@@ -106,6 +106,7 @@ def quick_imports(for_good: bool = False) -> Iterator[None]:
         if found:
             stand_ins[name] = sys.modules[name] = _Later(name)
             stand_ins[name].__spec__ = found  # by which Transformers and PEFT know that it is installed
+    for_good = for_good and "transformers.trainer" not in sys.modules
     if for_good:
         gc.collect()  # what is garbage by now would stay, too
     gc.disable()
