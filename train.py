@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from brigade.offers import offers
+from brigade.train import upstream
 from brigade.train.checkpoint import remote
 from brigade.train.distributed import ranks, read_once, visible
 from brigade.train.distributed.process import this_process
@@ -36,6 +37,8 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
 
     Raise SystemExit(2) on all ranks for a user's mistake that any of them finds, after one has told it.
     """
+    timeline = this_process.timeline  # of what comes before the end of the first step
+    timeline.begin("settings")
     ranks.whole_again()  # an earlier run of this process may have divided them
     world = world_from_environment()
     gpus = visible.settle()
@@ -63,8 +66,10 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         return None
 
     # 2. This host, the model's config, and what the run computes with, the same on all ranks.
-    from brigade.train.step import steps  # torch: seconds
-
+    timeline.enter("imports")
+    with upstream.quick_imports(this_process.own):  # torch: seconds
+        from brigade.train.step import steps
+    timeline.enter("this host")
     with ranks.agreed(world):
         steps.check_gpus_are_seen(world)
         steps.prepare_environment(world, strategy)
@@ -73,28 +78,35 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         steps.check_host(settings, strategy, world)
     steps.check_gpus_differ(world)
     offered = offers(world)
+    timeline.enter("kernels")
     proofs = steps.prove_kernels(settings, strategy, world, config, offered)
     settings = settings.with_training(**proofs.values)
     with ranks.agreed(world):
         kernels = steps.choose_kernels(settings, strategy, config, proofs)
+    timeline.enter("micro-batch")
     batch = steps.settle_batch(batch, settings, strategy, world, kernels, config, opened.directory, offered)
     run = opened.run(settings, strategy, world, batch, kernels, offered)
 
     # 3. The tokenizer, the data, and where weights and states come from; then the output directory is this run's.
+    timeline.enter("tokenizer")
+    data = None
     with ranks.agreed(world):
         steps.check_callbacks(callbacks)
         steps.check_run(run, config)
         tokenizer = steps.load_tokenizer(settings, config.get_text_config().vocab_size)
         images = steps.load_processor(settings, tokenizer, config)  # None: rows have none
+        timeline.enter("data")
         if world.local_rank == 0:  # tokenise once per host; the others wait, however long it takes
-            steps.prepare_data(settings, tokenizer, images)
+            data = steps.prepare_data(settings, tokenizer, images)
             steps.prepare_tasks(settings)
     with ranks.agreed(world):
-        data = steps.prepare_data(settings, tokenizer, images)
+        data = data or steps.prepare_data(settings, tokenizer, images)
         runs.check_data(run, data.fingerprint)
+        timeline.enter("weights' files")
         weights = steps.find_weights(settings, config)
         own = None if settings.recipe.model.from_scratch else weights
         model_files = steps.digest_model(config, tokenizer, own, steps.find_adapters(settings))
+    timeline.enter("output directory")
     remote.bring_checkpoint(run)
     checkpoint, skipped = steps.agree_on_checkpoint(run, data.fingerprint, model_files["weights"])
     with ranks.agreed(world):

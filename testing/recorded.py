@@ -41,6 +41,19 @@ def write_run(
 
     add("started", 0, steps=steps, ranks=2, hosts=["node1"], strategy="zero2")
     add("evaluation", 0, seconds=1.5, loss=8.4, perplexity=math.exp(8.4))
+    phases = {
+        "starting Python": 0.5,
+        "imports": 3.0,
+        "data": 0.02,
+        "model": 4.0,
+        "first evaluation": 1.5,
+        "first step": 0.48,
+    }
+    began = [sum(list(phases.values())[:number]) for number in range(len(phases))]
+    rows = [
+        {"name": name, "began": at, "seconds": took} for at, (name, took) in zip(began, phases.items(), strict=True)
+    ]
+    add("first step", 1, seconds=9.5, phases=rows)
     answers = []
     for step in range(1, steps + 1):
         curve = 2.0 + 6.0 * math.exp(-12 * step / steps) - lower

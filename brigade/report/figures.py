@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from ..train.distributed import timeline
 from ..train.recipe.objectives import SFT
-from ..train.run import events
+from ..train.run import events, typed
 from .facts import Table
 from .records import Entry, Record, attempts, events_of, number
 
@@ -79,6 +80,7 @@ def all_figures(records: list[Record]) -> list[Figure]:
         _curve(records, "learning-rate", "Learning rate", "", "learning_rate", "As the schedule set it at each logged step."),
         _throughput(records),
         _curve(records, "step-time", "Time of a step", "seconds", "step_time", "Mean since the last log line, pauses left out."),
+        *_starts(records),
         _times(records),
         *_profile(records),
         _memory(records),
@@ -239,6 +241,22 @@ def _times(records: list[Record]) -> Figure:
             figure.bars.append(Bars(_named(records, record, "this run"), parts))
     figure.empty = "" if figure.bars else "The run has not recorded the parts of its steps."
     return figure
+
+
+def _starts(records: list[Record]) -> Iterator[Figure]:
+    """Yield the figure of what each start did before it trained, as step/first_step.py reports it; runs of earlier versions have
+    none."""
+    says = (
+        "Seconds from the start of the main rank's process to the end of the first step that it trained, in order from left to "
+        "right. Waiting for other ranks is in the phase in which it waited. On a GPU they are times of the host."
+    )
+    figure = Figure("start", "Until the first step", "seconds", says)
+    for record in records:
+        for attempt, line in enumerate(events_of(record, "first step"), 1):
+            parts = timeline.parts([timeline.Phase(*map(phase.get, typed.PHASE)) for phase in line.get("phases", [])])
+            figure.bars.append(Bars(f"{_named(records, record, 'start')} {attempt}", parts))
+    if figure.bars:
+        yield figure
 
 
 def _profile(records: list[Record]) -> list[Figure]:

@@ -49,6 +49,16 @@ def test_a_run_has_a_page_that_says_what_it_recorded(flags, tmp_path, begun, cap
     parts = [last[f"seconds_{part}"] for part in ("data", "forward", "backward", "optimizer")]
     assert sum(parts) == pytest.approx(last["step_time"], rel=0.5)
     assert record.checkpoints == [3, 6] and not record.notes
+    (began,) = records.events_of(record, "first step")
+    phases = began["phases"]
+    ends = [phase["began"] + phase["seconds"] for phase in phases]
+    assert [phase["began"] for phase in phases] == pytest.approx([0.0, *ends[:-1]], abs=0.002), "without a gap"
+    assert ends[-1] == pytest.approx(began["seconds"], abs=0.01) and began["step"] == 1
+    names = [phase["name"] for phase in phases]
+    assert [name for name in names if name in ("settings", "data", "model", "first evaluation", "first step")] == [
+        "settings", "data", "model", "first evaluation", "first step",
+    ], "as long as the process was not started for the run, its start is not counted"  # fmt: skip
+    assert "starting Python" not in names and not this_process.timeline.end(), "nothing is taken down after it"
     (traced,) = records.events_of(record, "profile")
     assert (traced["step"], traced["rank"]) == (3, 0) and (output / "profile" / "rank-0.json.gz").stat().st_size > 1000
     assert traced["parts"]["computing"] > 0 and len(traced["kernels"]) == 5

@@ -152,11 +152,25 @@ def test_time_and_memory_are_told_by_part(run):
     assert planned.parts["activations"] == 0.1
 
 
+def test_a_start_is_told_by_phase(run):
+    append(run, event="first step", step=181, seconds=2.0, phases=[
+        {"name": "imports", "began": 0.0, "seconds": 0.5}, {"name": "rendezvous", "began": 0.5, "seconds": 1.0},
+        {"name": "imports", "began": 1.5, "seconds": 0.5},
+    ])  # fmt: skip
+    append(run, event="first step", step=190, seconds=2.0, phases=[{"name": "imports", "began": 0.0, "seconds": "two"}])
+    (start,) = (figure for figure in figures.all_figures(read(run)) if figure.name == "start")
+    first, again, broken = start.bars
+    assert (first.name, list(first.parts)[-1], first.parts["the rest"]) == ("start 1", "the rest", pytest.approx(0.02))
+    assert sum(first.parts.values()) == pytest.approx(9.5) and again.parts == {"imports": 1.0, "rendezvous": 1.0}
+    assert not broken.parts
+    assert "Until the first step" in page.html(read(run))
+
+
 def test_pictures_and_csv_files_hold_the_same_figures(run, capsys):
     append(run, event="step", step=201, loss=123.5, tokens=1)
     assert main(["report", str(run)]) == 0
     said = capsys.readouterr().out
-    assert f"{run}/report.html" in said and "9 figures, each as PNG and CSV" in said
+    assert f"{run}/report.html" in said and "10 figures, each as PNG and CSV" in said
     folder = run / "report_files"
     assert (folder / "training-loss.png").read_bytes().startswith(b"\x89PNG")
     rows = list(csv.DictReader((folder / "training-loss.csv").open()))

@@ -6,6 +6,7 @@ A row that fails after an upgrade names the file to look at; brigade/train/upstr
 import ast
 import importlib.util
 import re
+import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -61,6 +62,7 @@ DEFINED = {
     "accelerate/state.py": "_shared_state, _reset_state",
     "accelerate/accelerator.py": "native_amp",
     "accelerate/parallelism_config.py": "_sizes",
+    "accelerate/utils/other.py": "is_deepspeed_available",
     "accelerate/utils/fsdp_utils.py": (
         "fsdp2_load_full_state_dict, fsdp2_prepare_auto_wrap_policy, fsdp2_prepare_model"
     ),
@@ -202,6 +204,43 @@ def test_peft_imports_bitsandbytes_where_it_is_asked_for(tmp_path, monkeypatch):
     assert "bitsandbytes" not in sys.modules and not model.is_bnb_available() and not model.is_bnb_4bit_available()
     assert helpers.bnb.nn == "imported" and "bitsandbytes" in sys.modules
     assert model.is_bnb_available() and model.is_bnb_4bit_available()
+
+
+def test_only_the_first_run_of_its_own_process_leaves_its_imports_out_of_collections():
+    code = """
+import gc, sys
+from brigade.train import upstream
+with upstream.quick_imports():
+    import yaml
+print(gc.get_freeze_count())
+with upstream.quick_imports(for_good=True):
+    import xml.dom.minidom
+print(gc.get_freeze_count() > 1_000, gc.isenabled())
+gc.unfreeze()
+sys.modules["transformers.trainer"] = None
+with upstream.quick_imports(for_good=True):
+    import sqlite3
+print(gc.get_freeze_count())
+"""
+    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["0", "True", "True", "0"]
+
+
+def test_models_are_unwrapped_without_importing_deepspeed():
+    code = """
+import subprocess
+import sys
+import torch
+from accelerate.utils import extract_model_from_parallel
+from brigade.train import upstream
+upstream.unwrap_without_importing_deepspeed()
+model = torch.nn.Linear(1, 1)
+print(extract_model_from_parallel(model) is model, "deepspeed" in sys.modules)
+import deepspeed
+print(extract_model_from_parallel(model) is model)
+"""
+    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert told.stdout.split()[:3] == ["True", "False", "True"], told.stdout
 
 
 def test_nobody_imports_peft_but_import_peft():

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from .heartbeat import Heartbeat
 from .stop import Signals
 from .supervised import Agent
+from .timeline import Timeline
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,11 +68,13 @@ class ForwardPass:
 
 class Process:
     """agent: who hears of this rank under `launch`; heartbeat: where it stands; signals: what it was asked by signals
+    timeline: what its newest run did until the end of its first step
     rank_0: its process and when that began, where all ranks are on this host
     forward_pass: what layers deep inside of a model have to know of the one that runs
     store: that of all ranks, once a run had replicas; peers: while each replica of the run is a world of its own
     sequence_group: over whose ranks a run divides sequences, where it does; attention reads it, also when it is computed again in
         the backward pass, on GPUs in another thread
+    own: whether it was started for a run; else a program of somebody's own calls train.main()
     refused: files to which this process has said that it adds nothing
     """
 
@@ -80,8 +83,10 @@ class Process:
     def __init__(self) -> None:
         self.agent = Agent()
         self.heartbeat = Heartbeat()
+        self.timeline = Timeline()
         self.signals = Signals(self.agent)
         self.forward_pass = ForwardPass()
+        self.own = False
         self.rank_0: tuple[int, str] | None = None
         self.store: Store | None = None
         self.peers: Peers | None = None

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ...errors import exit_code, first_line, whose
 from ...errors.console import never_end_by_writing
 from ...errors.disk import of_disk
+from .. import upstream
 from ..host.cluster import World, world_from_environment
 from . import exchange, launched, stop, tell
 from .process import Peers, this_process
@@ -34,9 +35,10 @@ def start(world: World, alone: bool = False) -> None:
     of one, as ZeRO and FSDP do."""
     if _group() or (world.launcher == "python" and not alone):
         return
-    from . import process_group
-
-    process_group.join(world)
+    with this_process.timeline.within("imports"), upstream.quick_imports(this_process.own):
+        from . import process_group
+    with this_process.timeline.within("rendezvous"):
+        process_group.join(world)
 
 
 def gather(value: T) -> list[T]:
@@ -199,6 +201,8 @@ def run_to_the_end(main: Callable[[], object]) -> NoReturn:
         launched.supervise()
         launched.end_with_launcher()
     this_process.signals.listen(world.is_main_rank, launched=world.launcher != "python")
+    this_process.own = True
+    this_process.timeline.include_start()
     code: Any = 0
     try:
         main()

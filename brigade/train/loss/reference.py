@@ -72,6 +72,7 @@ class Reference:
 
         checkpoint: from which the run goes on; the model has its weights already
         """
+        this_process.timeline.enter("reference")
         if not self.precomputes:
             if self.reference != ADAPTERS_OFF:
                 self.model = reference_model.load_reference(self.trainer, self.reference)

@@ -76,7 +76,7 @@ def lines(known: Document, in_full: bool) -> list[str]:
         fields = ", ".join(
             f"{key} {f'{value:.5g}' if isinstance(value, float) else value}"
             for key, value in event.items()
-            if key not in ("time", "event") and value is not None
+            if key not in ("time", "event", "phases") and value is not None
         )
         more += [f"  {event.get('time', '')[:19]}  {event.get('event')}: {fields}"]
     return [summary, *more]

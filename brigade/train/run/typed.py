@@ -67,12 +67,16 @@ def or_none(check: Callable[[object], bool]) -> Callable[[object], bool]:
 
 _NUMBERS = ("loss", "held_out_loss", "tokens_per_second", "tokens_per_second_per_gpu", "tokens", "mfu", "step_time", "data_time",
             "peak_memory_gib", "slowest_rank_score", "learning_rate", "grad_norm", "score", "bytes")  # fmt: skip
+PHASE: Fields = {  # of a start (distributed/timeline.py)
+    "name": is_text, "began": is_amount, "seconds": is_amount,
+}  # fmt: skip
 EVENT: Fields = {
     **dict.fromkeys(("time", "event", "text", "what", "why", "by", "host", "source"), is_text),
     **dict.fromkeys(("step", "steps", "rank", "ranks"), is_count),
     **dict.fromkeys(_NUMBERS, or_none(is_number)),
     **dict.fromkeys(("seconds", "blocked"), or_none(is_amount)),
     "hosts": are_texts,
+    "phases": lambda value: isinstance(value, list) and all(kept(each, PHASE).keys() >= PHASE.keys() for each in value),
     **dict.fromkeys(("parts", "kernels"), lambda value: is_table(value) and all(map(is_amount, value.values()))),
 }
 RUN: Fields = {  # run.yaml's `run`

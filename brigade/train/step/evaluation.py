@@ -58,6 +58,7 @@ class EvaluatingTrainer(HookedTrainer):
 
     def evaluate(self, *_: object, **__: object) -> dict[str, float]:
         """Measure and log; answer questions, except with the untrained model; return what was logged. A collective."""
+        this_process.timeline.enter("first evaluation")
         with this_process.heartbeat.within(heartbeat.EVALUATION), self.meter.pause(), self.at_rest():
             metrics = self.held_out()
             forget_other_samples(self.state, self.callback_handler.callbacks, metrics["eval_samples"], self._stored())

@@ -9,6 +9,7 @@ from ..watch.profile import profiled
 from . import nonfinite
 from .context import TrainingContext
 from .evaluation import EarlyStopping
+from .first_step import FirstStep
 from .neftune import Neftune
 from .progress import Progress
 from .report_events import ReportEvents
@@ -32,8 +33,8 @@ def attach(
     every: list[TrainerCallback] = trainer.callback_handler.callbacks
     if "tensorboard" in trainer.args.report_to:
         resume_tensorboard(every)
-    if trainer.run.world.is_main_rank:
-        callbacks += [Progress(), ReportEvents(trainer.run)]
+    progress, report = (Progress(), ReportEvents(trainer.run)) if trainer.run.world.is_main_rank else (None, None)
+    callbacks += [each for each in (progress, report, FirstStep(progress, report)) if each]
     if trainer.data.train.streamed:
         callbacks.append(Streaming(trainer))
     if cast_weights.applies(trainer):

@@ -59,9 +59,13 @@ class Progress(TrainerCallback):
         if self.bar is not None and parts:
             if self.bar.disable and state.global_step > self.began[0]:
                 parts += self._times(state.global_step - self.began[0], state.max_steps - state.global_step)
-            width = shutil.get_terminal_size().columns if has_width() else None
-            self.bar.write(folded(parts, width), file=sys.stdout)
-            sys.stdout.flush()
+            self.write(parts)
+
+    def write(self, parts: list[str]) -> None:
+        """Print these parts on a line, above the bar."""
+        width = shutil.get_terminal_size().columns if has_width() else None
+        self.bar.write(folded(parts, width), file=sys.stdout)
+        sys.stdout.flush()
 
     def _times(self, done: int, left: int) -> list[str]:
         """Evaluations and checkpoints so far count in what is still to come."""

@@ -16,6 +16,7 @@ from ..data.prepare import Prepared
 from ..data.prepare import prepare as prepare_data
 from ..distributed.consistency import of_model as digest_model
 from ..distributed.devices import check as check_gpus_are_seen
+from ..distributed.process import this_process
 from ..engines.kernels import choose_kernels, compile_layers, prove_kernels
 from ..local.replicas import divide as divide_into_replicas
 from ..model.adapter_weights import find as find_adapters
@@ -52,7 +53,9 @@ def build_trainer(
 
     checkpoint: from which it goes on; callbacks: further TrainerCallbacks
     """
-    with upstream.quick_imports():  # seconds, all the same
+    timeline = this_process.timeline
+    timeline.enter("imports")
+    with upstream.quick_imports(this_process.own):  # seconds, all the same
         from ..engines import choose_engine
         from ..loss import own_loss
         from . import arguments
@@ -61,6 +64,8 @@ def build_trainer(
             from .pipeline_trainer import PipelineTrainer as Trainer
         else:
             from .trainer import Trainer
+        upstream.unwrap_without_importing_deepspeed()
+    timeline.enter("model")
     engine = choose_engine.engine_of(run)
     args = arguments.training_arguments(run, engine, len(data.train), resuming=checkpoint is not None)
     model = engine.load_model(weights)
@@ -69,6 +74,7 @@ def build_trainer(
         model = engine.with_adapters(model, weights)
     if run.settings.recipe.training.torch_compile:
         compile_layers(model)
+    timeline.enter("trainer")
     trainer = Trainer(run, engine, model, args, data, tokenizer, callbacks)
     trainer.weights = weights
     return trainer

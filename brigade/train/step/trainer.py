@@ -200,6 +200,7 @@ class Trainer(EvaluatingTrainer):
 
     # ---- before the first step ---------------------------------------------------------------------------------------
     def before_wrapping(self, checkpoint: Path | None) -> None:
+        this_process.timeline.enter("engine")
         for feature in self.features:
             feature.before_wrapping(checkpoint)
         if checkpoint:
@@ -207,12 +208,15 @@ class Trainer(EvaluatingTrainer):
 
     def after_wrapping(self, checkpoint: Path | None, steps: int) -> None:
         self.engine.prepare_optimizer(self)
+        if checkpoint:
+            this_process.timeline.enter("checkpoint")
         if checkpoint and self.loads_by_itself(checkpoint):
             self.engine.load_states(self, checkpoint)
         elif checkpoint:
             resharding.reshard(self, checkpoint)
         if checkpoint:
             upstream.take_rates_of(self.lr_scheduler)
+        this_process.timeline.enter("engine")
         self.parameters = list(self.model.parameters())
         count_once(self.model)
         self.model_wrapped.train()  # all modules: from_pretrained leaves them in eval mode, and a wrapper's own mode hides it
@@ -266,6 +270,7 @@ class Trainer(EvaluatingTrainer):
             return [], None
         streamed, step = self.train_dataset.streamed, self.state.global_step + 1
         self.meter.start()
+        this_process.timeline.enter("first step")
         this_process.heartbeat.enter(heartbeat.WINDOW if streamed else heartbeat.DATA, step)
         for feature in self.features:
             feature.before_step()

@@ -86,8 +86,14 @@ class _Later(ModuleType):
 
 
 @contextmanager
-def quick_imports() -> Iterator[None]:
-    """Transformers' Trainer is imported here: without looking for garbage in what stays, and without what few runs compute with.
+def quick_imports(for_good: bool = False) -> Iterator[None]:
+    """Large packages are imported here: without looking for garbage in what stays, and without what few runs compute with.
+
+    Torch, Transformers and what they bring are a million objects that never go. Python would look through all of them eight times
+    while they come, and again in each full collection, a quarter of a second each time.
+
+    for_good: leave what is there by now out of all later collections (gc.freeze); not in a program of somebody's own, whose
+        garbage would stay. A second run of a process leaves nothing out: the first one's model may be there
 
     The Trainer imports datasets, and it pandas, to recognise a data set of theirs where no loader is given (trainer.py:
     _get_dataloader); and PEFT, as get_scheduler does, and PEFT bitsandbytes (helpers.py: bnb), and it torch's inductor. Without
@@ -100,14 +106,27 @@ def quick_imports() -> Iterator[None]:
         if found:
             stand_ins[name] = sys.modules[name] = _Later(name)
             stand_ins[name].__spec__ = found  # by which Transformers and PEFT know that it is installed
+    for_good = for_good and "transformers.trainer" not in sys.modules
+    if for_good:
+        gc.collect()  # what is garbage by now would stay, too
     gc.disable()
     try:
         yield
     finally:
+        if for_good:
+            gc.freeze()
         gc.enable()
         for name, stand_in in stand_ins.items():
             if sys.modules.get(name) is stand_in:
                 del sys.modules[name]
+
+
+def unwrap_without_importing_deepspeed() -> None:
+    """Accelerate unwraps a model in each run, and imports DeepSpeed to see whether it is an engine of it, half a second
+    (utils/other.py: extract_model_from_parallel). Where nobody has imported DeepSpeed, nothing is."""
+    import accelerate.utils.other
+
+    accelerate.utils.other.is_deepspeed_available = lambda: "deepspeed" in sys.modules
 
 
 # ---- Transformers ------------------------------------------------------------------------------------------------

@@ -39,6 +39,8 @@ RUN = read_yaml(DEFAULT_RECIPE) | {
 }  # fmt: skip
 EVENTS = [
     {"time": TIME, "event": "started", "step": 0, "steps": 9, "ranks": 2, "hosts": ["node1", HOST]},
+    {"time": TIME, "event": "first step", "step": 1, "seconds": 3.0,
+     "phases": [{"name": "imports", "began": 0.0, "seconds": 2.0}, {"name": "first step", "began": 2.0, "seconds": 1.0}]},
     {"time": TIME, "event": "step", "step": 1, "steps": 9, "loss": 1.5, "tokens": 99, "tokens_per_second": 5.0, "mfu": 1.0,
      "step_time": 0.5, "data_time": 0.1, "seconds": 1.0, "peak_memory_gib": 1.0, "slowest_rank_score": 0.5},
     {"time": TIME, "event": "evaluation", "step": 2, "loss": 1.4, "chats_loss": 1.4, "held_out_loss": 1.4, "seconds": 2.0},
