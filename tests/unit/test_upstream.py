@@ -228,19 +228,18 @@ print(gc.get_freeze_count())
 
 def test_models_are_unwrapped_without_importing_deepspeed():
     code = """
-import subprocess
 import sys
 import torch
 from accelerate.utils import extract_model_from_parallel
 from brigade.train import upstream
 upstream.unwrap_without_importing_deepspeed()
 model = torch.nn.Linear(1, 1)
-print(extract_model_from_parallel(model) is model, "deepspeed" in sys.modules)
+assert extract_model_from_parallel(model) is model and "deepspeed" not in sys.modules
 import deepspeed
-print(extract_model_from_parallel(model) is model)
+assert extract_model_from_parallel(model) is model
 """
-    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert told.stdout.split()[:3] == ["True", "False", "True"], told.stdout
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_nobody_imports_peft_but_import_peft():
