@@ -163,7 +163,7 @@ LOSS = {"inputs": hidden_states, "constant": ("target",)}
 
 CASES = {
     "RMSNorm": Case(
-        LIGER, "Llama, Ministral, Mistral, Phi-4, Qwen2.5, Qwen3, SmolLM3, gpt-oss, OLMo 3", **NORM,
+        LIGER, "Llama, Mistral, Phi-4, Qwen2.5, Qwen3, Qwen3-VL, SmolLM, gpt-oss, OLMo 3", **NORM,
         eager=norm_of(modeling_llama.LlamaRMSNorm), fused=rms_norm("llama", 0.0, True), large=widths(128, 4096, 8192, 16384),
     ),
     "RMSNorm of many short rows": Case(
@@ -175,12 +175,12 @@ CASES = {
         eager=norm_of(modeling_qwen3_5.Qwen3_5RMSNorm), fused=rms_norm("gemma", 1.0, False), large=widths(256, 4096, 5376),
     ),
     "LayerNorm": Case(
-        LIGER, "towers of Qwen3-VL, SmolVLM2", inputs=rows_of("x", weights=("weight", "bias")), small=NORM["small"],
+        LIGER, "towers of Gemma 3, SmolVLM2", inputs=rows_of("x", weights=("weight", "bias")), small=NORM["small"],
         eager=lambda x, weight, bias: F.layer_norm(x, weight.shape, weight, bias, EPSILON),
         fused=lambda x, weight, bias: LigerLayerNormFunction.apply(x, weight, bias, EPSILON), large=widths(768, 1152, 4096),
     ),
     "rotary": Case(
-        LIGER, "Llama, Mistral, Phi-4, Qwen2.5, Qwen3, SmolLM3, OLMo 3, Gemma 3", inputs=heads(), **ROTARY,
+        LIGER, "Llama, Mistral, Phi-4, Qwen2.5, Qwen3, Qwen3-VL, SmolLM, OLMo 3, Gemma 3", inputs=heads(), **ROTARY,
         eager=modeling_llama.apply_rotary_pos_emb, fused=copies(liger_rotary_pos_emb),
         large={"32 and 8 heads of 128": {"tokens": 16, "queries": 32, "keys": 8, "width": 128},
                "128 and 8 heads of 128": {"tokens": 16, "queries": 128, "keys": 8, "width": 128}},
@@ -191,7 +191,7 @@ CASES = {
         large={"64 and 8 heads of 64": {"tokens": 16, "queries": 64, "keys": 8, "width": 64}},
     ),
     "SwiGLU": Case(
-        LIGER, "Llama, Ministral, Mistral, Phi-4, Qwen2.5, Qwen3, Qwen3.5, SmolLM3, OLMo 3", **GLU,
+        LIGER, "Llama, Mistral, Phi-4, Qwen2.5, Qwen3, Qwen3.5, SmolLM, OLMo 3", **GLU,
         eager=lambda a, b: F.silu(a) * b, fused=lambda a, b: LigerSiLUMulFunction.apply(a, b, 1.0, 1.0),
     ),
     "GeGLU": Case(
@@ -219,7 +219,7 @@ CASES = {
         large={"Qwen3-30B-A3B": {"tokens": 64, "width": 2048, "inner": 768, "experts": 128, "chosen": 8}},
     ),
     "gated delta rule": Case(
-        FLA, "Qwen3.5, Qwen3-Next", inputs=samples, eager=delta_rule, fused=fused_delta_rule,
+        FLA, "Qwen3.5, Qwen3-Next (where fla is installed)", inputs=samples, eager=delta_rule, fused=fused_delta_rule,
         small={"tokens": 256, "keys": 1, "values": 2, "width": 128}, constant=("lengths",), single=("g",), halves=True,
         large={"Qwen3.5-9B": {"tokens": 128, "keys": 16, "values": 32, "width": 128}},
     ),

@@ -1,10 +1,10 @@
 """Triton's interpreter with what it lacks to judge kernels of training: bfloat16, TF32, scalars and libdevice.
 
-The interpreter of Triton 3.7 holds bfloat16 as uint16, and adds, multiplies and sums those bits as integers. It rounds to bfloat16
-by cutting off. Float arguments and the counters of loops stay Python's numbers, which have no `.to`. What it computes of such a
-kernel says nothing about the kernel. Here each operation on bfloat16 is computed in fp32 and rounded to nearest even, as the
-hardware's is, and what that does not cover raises. A product of fp32 matrices that asks for TF32, Triton's default, has factors
-rounded to its 10 bits of mantissa.
+The interpreter of Triton 3.7 holds bfloat16 as uint16, and adds, multiplies and sums those bits as integers. It rounds to
+bfloat16 by cutting off. Float arguments and the counters of loops stay Python's numbers, which have no `.to`. So what it
+computes of such a kernel says nothing about the kernel. Here each operation on bfloat16 is computed in fp32 and rounded to
+nearest even, as the hardware's is, and what that does not cover raises. A product of fp32 matrices that asks for TF32, which is
+Triton's default, has factors rounded to its 10 bits of mantissa.
 """
 
 import ast
@@ -14,7 +14,20 @@ from typing import Any
 
 import numpy as np
 
-ROUNDED = ["fadd", "fsub", "fmul", "fdiv", "frem", "precise_divf", "minimumf", "maximumf", "minnumf", "maxnumf", "fma", "clampf"]
+ROUNDED = [
+    "fadd",
+    "fsub",
+    "fmul",
+    "fdiv",
+    "frem",
+    "precise_divf",
+    "minimumf",
+    "maximumf",
+    "minnumf",
+    "maxnumf",
+    "fma",
+    "clampf",
+]
 ROUNDED += ["exp", "exp2", "log", "log2", "sin", "cos", "sqrt", "precise_sqrt", "rsqrt", "floor", "ceil", "erf"]
 COMPARED = [f"fcmp{order}{relation}" for order in "OU" for relation in ("LT", "GT", "LE", "GE", "EQ", "NE")]
 LIBDEVICE = {"rsqrt": lambda values: 1 / np.sqrt(values), "tanh": np.tanh}  # what Liger's kernels take of it

@@ -1,7 +1,7 @@
 """Triton kernels that a run may take, judged without a GPU: their numbers in Triton's interpreter, their registers by compiling.
 
-    .venv/bin/pip install --no-deps --target DIRECTORY -r benchmarks/triton-requirements.txt
-    PYTHONPATH=DIRECTORY .venv/bin/python -m benchmarks.triton_kernels
+    make triton
+    PYTHONPATH=.venv/triton .venv/bin/python -m benchmarks.triton_kernels
 
 writes benchmarks/results/triton_numbers.csv, triton_registers.csv and the tables of docs/evidence/triton-kernels.md in some 15
 minutes. --only NAME judges one operation, prints its rows and writes nothing. Numbers and each GPU have a process of their own:
