@@ -157,7 +157,7 @@ def fused_delta_rule(
 
 
 NORM = {"inputs": rows_of("x", weights=("weight",)), "small": {"rows": 24, "width": 200}}
-GLU = {"inputs": rows_of("a", "b"), "small": {"rows": 8, "width": 1200}, "large": widths(9216, 14336, 28672, 53248)}
+GLU = {"inputs": rows_of("a", "b"), "small": {"rows": 8, "width": 1200}}
 ROTARY = {"small": {"tokens": 12, "queries": 4, "keys": 2, "width": 64}, "constant": ("cos", "sin")}
 LOSS = {"inputs": hidden_states, "constant": ("target",)}
 
@@ -193,10 +193,12 @@ CASES = {
     "SwiGLU": Case(
         LIGER, "Llama, Mistral, Phi-4, Qwen2.5, Qwen3, Qwen3.5, SmolLM, OLMo 3", **GLU,
         eager=lambda a, b: F.silu(a) * b, fused=lambda a, b: LigerSiLUMulFunction.apply(a, b, 1.0, 1.0),
+        large=widths(9216, 14336, 28672, 53248),
     ),
     "GeGLU": Case(
         LIGER, "Gemma 3, Gemma 4", **GLU,
         eager=lambda a, b: F.gelu(a, approximate="tanh") * b, fused=lambda a, b: LigerGELUMulFunction.apply(a, b),
+        large=widths(6912, 10240, 21504),
     ),
     "fused linear cross-entropy": Case(
         LIGER, "all that Liger knows; chunks as of Llama 3.1 8B (vocabulary 31 x width)", **LOSS,

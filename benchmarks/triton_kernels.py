@@ -163,23 +163,26 @@ def fits(row: Row) -> bool:
     return int(row["shared"]) <= limit(row["arch"])
 
 
+def burden(row: Row) -> tuple[bool, int, int]:
+    """What makes a compiled kernel worse than another, the gravest first."""
+    return not fits(row), int(row["spilled"]), int(row["registers"])
+
+
 def cell(rows: list[Row]) -> str:
-    """The worst of one kernel's sizes and dtypes for one GPU, of each its configuration that spills least."""
-    best: dict[tuple[str, str], list[Row]] = {}
+    """The worst of one kernel's sizes, dtypes and forms for one GPU; of those that it tunes itself, the best."""
+    tuned: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        best.setdefault((row["size"], row["dtype"]), []).append(row)
-    chosen = [
-        min(group, key=lambda row: (not fits(row), int(row["spilled"]), int(row["registers"])))
-        for group in best.values()
-    ]
-    worst = max(chosen, key=lambda row: (not fits(row), int(row["spilled"]), int(row["registers"])))
-    spilled, shared = int(worst["spilled"]), int(worst["shared"])
-    text = f"{worst['registers']}, {shared / 1024:.0f} KiB"
-    if spilled:
-        text += f", spills {spilled} bytes ({worst['size']}, {worst['dtype']})"
+        if row["tuned"]:
+            tuned.setdefault((row["size"], row["dtype"]), []).append(row)
+    worst = max(
+        [row for row in rows if not row["tuned"]] + [min(group, key=burden) for group in tuned.values()], key=burden
+    )
+    text, where = f"{worst['registers']}, {int(worst['shared']) / 1024:.0f} KiB", f"{worst['size']}, {worst['dtype']}"
+    if int(worst["spilled"]):
+        text += f", spills {worst['spilled']} bytes ({where})"
     if not fits(worst):
-        text += f", does not fit ({worst['size']}, {worst['dtype']})"
-    return f"**{text}**" if spilled or not fits(worst) else text
+        text += f", does not fit ({where})"
+    return f"**{text}**" if int(worst["spilled"]) or not fits(worst) else text
 
 
 def registers_table(rows: list[Row]) -> str:
@@ -188,25 +191,23 @@ def registers_table(rows: list[Row]) -> str:
     lines = []
     for kernel in kernels:
         here = [row for row in rows if (row["operation"], row["kernel"]) == kernel]
-        lines.append([*kernel, *(cell([row for row in here if row["arch"] == arch]) for arch in architectures)])
+        by_arch = [[row for row in here if row["arch"] == arch] for arch in architectures]
+        lines.append([*kernel, *(cell(those) if those else "-" for those in by_arch)])
     return markdown(["operation", "kernel", *architectures], lines)
 
 
 def tuned_table(rows: list[Row]) -> str:
     """Of kernels with several configurations: how many there are, how many spill, how many take too much shared memory."""
-    architectures, groups = list(dict.fromkeys(row["arch"] for row in rows)), {}
-    for row in rows:
-        groups.setdefault((row["operation"], row["kernel"], row["size"], row["dtype"]), {}).setdefault(
-            row["arch"], []
-        ).append(row)
-    lines = []
-    for (operation, kernel, _, _), by_arch in groups.items():
-        if max(map(len, by_arch.values())) > 1:
-            counts = [
-                f"{len(those)}, {sum(int(row['spilled']) > 0 for row in those)}, {sum(not fits(row) for row in those)}"
-                for those in (by_arch.get(arch, []) for arch in architectures)
-            ]
-            lines.append([operation, kernel, *counts])
+    architectures, lines = list(dict.fromkeys(row["arch"] for row in rows)), []
+    tuned = dict.fromkeys((row["operation"], row["kernel"]) for row in rows if row["tuned"])
+    for kernel in tuned:
+        here = [row for row in rows if (row["operation"], row["kernel"]) == kernel]
+        by_arch = [[row for row in here if row["arch"] == arch] for arch in architectures]
+        counts = [
+            f"{len(those)}, {sum(int(row['spilled']) > 0 for row in those)}, {sum(not fits(row) for row in those)}"
+            for those in by_arch
+        ]
+        lines.append([*kernel, *counts])
     return markdown(["operation", "kernel", *architectures], lines)
 
 

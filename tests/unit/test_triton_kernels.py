@@ -59,6 +59,9 @@ def test_a_table_marks_what_spills_what_does_not_fit_and_what_is_off():
     )  # of a kernel that tunes itself, one that is sound is enough
     assert triton_kernels.cell([spilling]) == "**40, 1 KiB, spills 16 bytes (width 8, bf16)**"
     assert triton_kernels.cell([large]) == "**40, 100 KiB, does not fit (width 8, bf16)**"
+    assert triton_kernels.cell([sound, spilling | {"tuned": ""}]) == triton_kernels.cell(
+        [spilling]
+    )  # but not of several forms
     assert "| 3, 1, 1 |" in triton_kernels.tuned_table([spilling, sound, large])
     row = {"operation": "norm", "dtype": "bf16", "kind": "gradient", "tensor": "x", "eager": 0.01, "allowed": 0.03}
     told = [triton_kernels.beside([row | {"error": error}], "norm", "bf16", "gradient") for error in (0.02, 0.04)]
