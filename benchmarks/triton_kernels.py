@@ -197,7 +197,7 @@ def registers_table(rows: list[Row]) -> str:
 
 
 def tuned_table(rows: list[Row]) -> str:
-    """Of kernels with several configurations: how many there are, how many spill, how many take too much shared memory."""
+    """How many configurations a kernel tunes itself among, how many of them spill, how many take too much shared memory."""
     architectures, lines = list(dict.fromkeys(row["arch"] for row in rows)), []
     tuned = dict.fromkeys((row["operation"], row["kernel"]) for row in rows if row["tuned"])
     for kernel in tuned:

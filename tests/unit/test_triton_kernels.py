@@ -50,6 +50,7 @@ def test_a_table_marks_what_spills_what_does_not_fit_and_what_is_off():
         "dtype": "bf16",
         "arch": "sm_120",
         "registers": 40,
+        "tuned": "BK 8",
     }
     sound, spilling = kernel | {"spilled": 0, "shared": 2048}, kernel | {"spilled": 16, "shared": 1024}
     large = kernel | {"spilled": 0, "shared": 100 * 1024}
