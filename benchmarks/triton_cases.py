@@ -156,10 +156,10 @@ def fused_delta_rule(
     return chunk_gated_delta_rule(query, key, value, **decays, use_qk_l2norm_in_kernel=True, cu_seqlens=lengths)[0]
 
 
-NORM = {"inputs": rows_of("x", weights=("weight",)), "small": {"rows": 24, "width": 200}}
-GLU = {"inputs": rows_of("a", "b"), "small": {"rows": 8, "width": 1200}}
-ROTARY = {"small": {"tokens": 12, "queries": 4, "keys": 2, "width": 64}, "constant": ("cos", "sin")}
-LOSS = {"inputs": hidden_states, "constant": ("target",)}
+NORM: dict[str, Any] = {"inputs": rows_of("x", weights=("weight",)), "small": {"rows": 24, "width": 200}}
+GLU: dict[str, Any] = {"inputs": rows_of("a", "b"), "small": {"rows": 8, "width": 1200}}
+ROTARY: dict[str, Any] = {"small": {"tokens": 12, "queries": 4, "keys": 2, "width": 64}, "constant": ("cos", "sin")}
+LOSS: dict[str, Any] = {"inputs": hidden_states, "constant": ("target",)}
 
 CASES = {
     "RMSNorm": Case(

@@ -15,7 +15,7 @@ from typing import Any
 
 # Shared memory that one block may take, in bytes: CUDA programming guide, "Technical specifications per compute capability":
 # 163 KiB for 8.0, 227 KiB for 9.0 and 10.0, 99 KiB for 12.0. Multiprocessors of an A100, an H100 SXM, a B200 and an RTX 5090.
-GPUS = {
+GPUS: dict[int, dict[str, Any]] = {
     80: {"name": "NVIDIA A100-SXM4-80GB", "max_shared_mem": 163 * 1024, "multiprocessor_count": 108},
     90: {"name": "NVIDIA H100 80GB HBM3", "max_shared_mem": 227 * 1024, "multiprocessor_count": 132},
     100: {"name": "NVIDIA B200", "max_shared_mem": 227 * 1024, "multiprocessor_count": 148},

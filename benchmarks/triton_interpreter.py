@@ -30,7 +30,10 @@ ROUNDED = [
 ]
 ROUNDED += ["exp", "exp2", "log", "log2", "sin", "cos", "sqrt", "precise_sqrt", "rsqrt", "floor", "ceil", "erf"]
 COMPARED = [f"fcmp{order}{relation}" for order in "OU" for relation in ("LT", "GT", "LE", "GE", "EQ", "NE")]
-LIBDEVICE = {"rsqrt": lambda values: 1 / np.sqrt(values), "tanh": np.tanh}  # what Liger's kernels take of it
+LIBDEVICE: dict[str, Callable[..., Any]] = {
+    "rsqrt": lambda values: 1 / np.sqrt(values),
+    "tanh": np.tanh,
+}  # what Liger's kernels take of it
 
 
 def nearest(values: np.ndarray, kept: int) -> np.ndarray:
