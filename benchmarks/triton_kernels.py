@@ -205,6 +205,8 @@ def tuned_table(rows: list[Row]) -> str:
         by_arch = [[row for row in here if row["arch"] == arch] for arch in architectures]
         counts = [
             f"{len(those)}, {sum(int(row['spilled']) > 0 for row in those)}, {sum(not fits(row) for row in those)}"
+            if those
+            else "-"
             for those in by_arch
         ]
         lines.append([*kernel, *counts])
