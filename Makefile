@@ -7,6 +7,7 @@ SKYPILOT := $(VENV)/skypilot
 LLAMA_CPP := $(VENV)/llama_cpp
 VLLM := $(VENV)/vllm
 LM_EVAL := $(VENV)/.lm-eval
+TRITON := $(VENV)/triton
 AUDIT := $(VENV)/audit
 S3_SERVER := $(VENV)/s3_server
 BROWSER := $(VENV)/browser
@@ -19,7 +20,7 @@ DEMO_RANKS = $(shell $(BIN)/python -c "import torch; print(1 if torch.cuda.devic
 DEMO_BF16 = $(shell $(BIN)/python -c "import torch; cpu = torch.cpu.get_capabilities(); gpu = torch.cuda.is_available(); \
 	print(torch.cuda.is_bf16_supported(False) if gpu else cpu.get('avx512_bf16') or cpu.get('amx_bf16') or False)")
 
-.PHONY: help setup tools kernels demo skypilot llama_cpp vllm lm_eval s3_server test test-half test-all test-matrix test-cluster test-gpu soak lint audit clean
+.PHONY: help setup tools kernels demo skypilot llama_cpp vllm lm_eval triton s3_server test test-half test-all test-matrix test-cluster test-gpu soak lint audit clean
 help:
 	@echo "make setup   create $(VENV) from requirements.txt, with the demo's model"
 	@echo "make tools   add what tests and lint need, from requirements-dev.txt; make test and make lint do so"
@@ -93,6 +94,12 @@ $(LM_EVAL): requirements-eval.txt $(VENV)/.complete
 	$(BIN)/python $(PIP_INSTALL) -r requirements-eval.txt
 	@touch $@
 
+# Triton's interpreter and compiler, with the kernels that are judged by them: beside $(VENV), whose torch they use.
+triton: $(TRITON)/.complete
+$(TRITON)/.complete: benchmarks/triton-requirements.txt $(VENV)/.complete
+	$(BIN)/python $(PIP_INSTALL) --no-deps --upgrade --target $(TRITON) -r benchmarks/triton-requirements.txt
+	@touch $@
+
 # A local S3 server, for the tests of runs whose output is in object storage.
 s3_server: $(S3_SERVER)/.complete
 $(S3_SERVER)/.complete: tests/storage/requirements.txt
@@ -113,7 +120,7 @@ test-half: kernels tools
 	then echo "test-half: this processor has no such instructions, so make test has shown it"; \
 	else ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) $(HALF) -m "not slow"; fi
 
-test-all: kernels tools skypilot llama_cpp vllm lm_eval s3_server
+test-all: kernels tools skypilot llama_cpp vllm lm_eval triton s3_server
 	$(PYTEST) tests/ranks tests/serving tests/unit -m "slow and not matrix"
 
 # Each axis with each strategy, accumulation and model. By hand, after a change of an engine or an upgrade of what it stands on.
