@@ -150,11 +150,18 @@ def _choose(options: argparse.Namespace) -> int:
     late = bool(winner and options.deadline and found.slow_hours(options.tokens) > options.deadline)
     if options.json:
         if winner is None:
-            advice.append(show.nothing_fits(workload, cluster, ranked))
+            advice.append(show.nothing_fits(found))
         print(answer_json(found, advice, options.price))
         return 0 if winner and not late else 1
     if winner is None:
-        print(show.wrapped(show.nothing_fits(workload, cluster, ranked)))
+        print(show.wrapped(show.nothing_fits(found)))
+        if found.slow and not workload.images:
+            named = {
+                "strategy": [found.slow.choice.key],
+                "optim": found.slow.lighter and found.slow.estimate.job.optimizer,
+            }
+            words = answer.command_to_write(options, FLAGS.values(), workload.shape.name, **named)
+            show.say_command(f"{'Not written. ' * bool(options.write)}Write it all the same: {words}")
     else:
         _say_first(options, found, late)
     if options.goal or options.deadline:  # of which size it is
@@ -184,16 +191,15 @@ def _say_first(options: argparse.Namespace, found: goals.Answer, late: bool) -> 
     """Print whether it fits and what it takes, and the command to go on with."""
     workload, winner = found.workload, found.winner
     assert winner
-    result = winner.estimate
     wants_hours = options.tokens != goals.BILLION or options.price is not None or options.deadline
-    fits = f"Fits, but is not sure to keep the deadline of {options.deadline:g} h" if late else "Fits"
-    where = f"{winner.name} on {found.cluster.title} {result.gpu.kind}"
-    speed = answer.speed_and_price(result, options.tokens if wants_hours else None, options.price)
-    print(show.wrapped(f"{fits}: {where}, {answer.needed(result)}, {speed}."))
+    fits = "Fits, and is slow" if winner.slow else "Fits"
+    fits += f", but is not sure to keep the deadline of {options.deadline:g} h" if late else ""
+    takes = show.takes(winner, found.cluster, options.tokens if wants_hours else None, options.price)
+    print(show.wrapped(f"{fits}: {takes}."))
     if options.write:
         show.say_command(answer.command_to_start(options.write, workload.method, options.hostfile))
     elif not workload.images:
-        show.say_command(answer.command_to_write(options, FLAGS.values(), workload.shape.name))
+        show.say_command(f"Write it: {answer.command_to_write(options, FLAGS.values(), workload.shape.name)}")
 
 
 def asked(options: argparse.Namespace) -> tuple[Workload, Cluster]:
@@ -300,6 +306,7 @@ def _workload(options: argparse.Namespace, cluster: Cluster) -> Workload:
         kernels=("Liger",) if options.liger else INSTALLED,
         margin=options.margin,
         choices=named(options.strategy, options.optim or "adamw_torch_fused"),
+        asked=bool(options.strategy),
         optimizer=options.optim,
         micro_batches=(micro,) if options.micro_batch else MICRO_BATCHES,
         objective=options.objective,

@@ -4,9 +4,10 @@ import math
 from dataclasses import replace
 
 from ...errors import UserError
-from ...errors.console import figure
+from ...errors.console import counted, figure
 from ..costs.memory import GIB
 from ..costs.step_time import cpu_adam_seconds
+from ..hardware import gpu
 from ..hardware.network import links
 from .search import MUCH, NEAR, candidates, chosen
 from .workload import Candidate, Cluster, Workload
@@ -42,6 +43,8 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
         return f"out of memory by {lacks}, and {kept:.1f} of margin: {take} take {parts[largest] / GIB:.0f}"
     if not candidate.fits:
         return f"may not fit: up to {result.most_gib:.0f} of {result.gpu.memory_gib:.0f} GiB"
+    if not candidate.recommended and not candidate.choice.why_only:
+        return f"possible and slow: {why_slow(candidate)}"
     if candidate.choice.why_only:
         against = f", {_longer(candidate.seconds / winner.seconds)}" if winner else ""
         return f"estimate only: {candidate.choice.why_only}{against}"
@@ -51,8 +54,31 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
         return untold
     if candidate.lighter and not winner.lighter and candidate.seconds < winner.seconds:
         return f"faster by formula, but 8-bit moments are for what fits in no other way, or is {MUCH} times as fast"
+    if candidate.choice.unproven and candidate.seconds < winner.seconds:
+        at_worst = (
+            f"few published runs have such axes: at the slow end {_longer(candidate.slow_seconds / winner.seconds)}"
+        )
+        return f"faster by formula, but {at_worst}"
     if candidate.seconds <= NEAR * winner.seconds and candidate.choice.rank > winner.choice.rank:
         return f"as fast, but {winner.name} is {'preferred' if winner.choice.axes else 'simpler'}"
+    ratio, other = candidate.seconds / winner.seconds, winner.estimate.job
+    longer = _longer(ratio)
+    share, waits = _longest_wait(candidate)
+    if share > 0.1:
+        return f"{longer}: {waits}"
+    why = ""
+    if result.job.checkpointing == "full" and other.checkpointing == "none":
+        why = ": it computes layers again"
+    elif candidate.kernels != winner.kernels:
+        why = f": {candidate.kernels} against {winner.kernels}"
+    elif result.job.micro_batch < other.micro_batch:
+        why = f": micro-batch {result.job.micro_batch} against {other.micro_batch}"
+    return longer + why
+
+
+def _longest_wait(candidate: Candidate) -> tuple[float, str]:
+    """Return what a step waits for most: (its share of the step, a sentence)."""
+    result = candidate.estimate
     network, gbit = "for the network", links(result.gpu, result.job.link, result.job.node_size).gbit
     if result.job.stage == 3 and not candidate.choice.group and gbit < SLOW_GBIT:
         network += f": every micro-step gathers all weights over {gbit:.0f} Gbit/s, which wants {SLOW_GBIT}"
@@ -67,19 +93,13 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
         "in the optimizer": result.time.optimizer,
     }
     most = max(waits, key=waits.__getitem__)
-    ratio, other = candidate.seconds / winner.seconds, winner.estimate.job
-    longer = _longer(ratio)
     share = waits[most] / candidate.seconds
-    if share > 0.1:
-        return f"{longer}: {share:.0%} of its step waits {most}"
-    why = ""
-    if result.job.checkpointing == "full" and other.checkpointing == "none":
-        why = ": it computes layers again"
-    elif candidate.kernels != winner.kernels:
-        why = f": {candidate.kernels} against {winner.kernels}"
-    elif result.job.micro_batch < other.micro_batch:
-        why = f": micro-batch {result.job.micro_batch} against {other.micro_batch}"
-    return longer + why
+    return share, f"{share:.0%} of its step waits {most}"
+
+
+def why_slow(candidate: Candidate) -> str:
+    """Return why a strategy is possible and no more."""
+    return "its states go through the hosts' disks" if candidate.choice.slow else _longest_wait(candidate)[1]
 
 
 def too_much(candidate: Candidate) -> str:
@@ -122,10 +142,12 @@ def not_weighed(candidate: Candidate, winner: Candidate) -> str:
 
 
 def smallest_change(workload: Workload, cluster: Cluster) -> str:
-    """Return the least change with which something fits: more GPUs or nodes, shorter sequences, fused kernels, LoRA or QLoRA.
+    """Return the least change with which something fits and is not slow: more GPUs or nodes, more memory in each host, shorter
+    sequences, fused kernels, LoRA or QLoRA; where it is the network that is waited for fewer nodes, a faster one, a larger batch.
 
     "" where none of them is enough.
     """
+    ranked, device = candidates(workload, cluster), gpu(cluster.gpu)
     clusters = {}
     for size in (2, 4, 8):
         if cluster.nodes == 1 and size > cluster.node_size:
@@ -143,6 +165,29 @@ def smallest_change(workload: Workload, cluster: Cluster) -> str:
         way: replace(workload, method=name, trained=trained) for name, way in LIGHTER.get(workload.method, {}).items()
     }
 
+    has = cluster.host_gib or device.host_gib * cluster.node_size
+    lacks_host = any("--host_memory" in candidate.refused for candidate in ranked)
+    memories = {
+        f"{gib:,} GiB of memory in each host instead of {has:,.0f}": replace(cluster, host_gib=gib)
+        for gib in (2**power for power in range(6, 12) if lacks_host)
+        if gib > has
+    }
+    networks, batches = {}, {}
+    if any(candidate.fits for candidate in ranked) and cluster.nodes > 1:
+        networks = {
+            f"{counted(nodes, 'node')} instead of {cluster.nodes}": replace(cluster, nodes=nodes, all=0)
+            for nodes in reversed(cluster.fewer)
+        }
+        now, usual = (links(device, link, cluster.node_size).gbit for link in (cluster.link, ""))
+        if usual > now:
+            networks[f"{usual:,.0f} Gbit/s between nodes instead of {now:,.0f}"] = replace(cluster, link="")
+        batches = {
+            f"{times * workload.batch:,} sequences a step instead of {workload.batch:,}": replace(
+                workload, batch=times * workload.batch
+            )
+            for times in (4, 16)
+        }
+
     def fits(cluster: Cluster, workload: Workload) -> bool:
         batch = math.ceil(workload.batch / cluster.gpus) * cluster.gpus
         try:
@@ -154,6 +199,9 @@ def smallest_change(workload: Workload, cluster: Cluster) -> str:
 
     ways = [
         next((way for way, larger in clusters.items() if fits(larger, workload)), ""),
+        next((way for way, larger in memories.items() if fits(larger, workload)), ""),
+        *(way for way, other in networks.items() if fits(other, workload)),
+        next((way for way, larger in batches.items() if fits(cluster, larger)), ""),
         next((way for way, changed in shorter.items() if fits(cluster, changed)), ""),
         LIGER if workload.kernels != ("Liger",) and fits(cluster, replace(workload, kernels=("Liger",))) else "",
         next((way for way, changed in lighter.items() if fits(cluster, changed)), ""),

@@ -243,7 +243,7 @@ def _estimated(workload: Workload, cluster: Cluster, choice: Choice, names: str,
         divided = (job.tensor, job.pipeline, job.virtual, job.context, job.expert, job.checkpointing)
         if divided in too_large and job.accumulation > 1:
             continue
-        candidate = Candidate(choice, names, estimate(job, device), workload.margin, told=told)
+        candidate = Candidate(choice, names, estimate(job, device), workload.margin, told=told, asked=workload.asked)
         if not candidate.fits:
             too_large.add(divided)
         yield candidate
@@ -277,18 +277,26 @@ def _with_one_optimizer(workload: Workload, cluster: Cluster) -> list[Candidate]
     return sorted(best, key=_order)
 
 
+def fastest(ranked: list[Candidate]) -> Candidate | None:
+    """Return the fastest strategy that fits and that train.py runs, slow or not; None where nothing fits."""
+    return next((candidate for candidate in ranked if candidate.fits and not candidate.choice.why_only), None)
+
+
 def chosen(ranked: list[Candidate]) -> Candidate | None:
     """Return the simplest strategy within 5 % of the fastest of those that fit; None where nothing does.
 
     Offload lives on the hosts' memory and cores. Where nobody has told what they have (`host_gib`, of disks `nvme_gb`), and where
     adapters leave little to offload, it is for what fits in no other way with the usual optimizer; else it is weighed like the
-    others. 8-bit moments are for what fits in no other way, or is MUCH slower.
+    others. 8-bit moments are for what fits in no other way, or is MUCH slower. Axes of which few runs are published are taken
+    where they are faster at the slow end of their interval than what else fits is expected to be.
     """
-    fitting = [candidate for candidate in ranked if candidate.fits and not candidate.choice.why_only]
+    fitting = [candidate for candidate in ranked if candidate.recommended]
     elsewhere = [candidate for candidate in fitting if candidate.weighed or not candidate.choice.offload]
     fitting = elsewhere if any(not candidate.lighter for candidate in elsewhere) else fitting
     usual = [c.seconds for c in fitting if not c.lighter and not c.choice.offload]
     fitting = [c for c in fitting if not c.lighter or not usual or MUCH * c.seconds <= min(usual)]
+    proven = min((c.seconds for c in fitting if not c.choice.unproven), default=math.inf)
+    fitting = [c for c in fitting if not c.choice.unproven or c.slow_seconds < proven]
     if not fitting:
         return None
     near = [candidate for candidate in fitting if candidate.seconds <= NEAR * fitting[0].seconds]
