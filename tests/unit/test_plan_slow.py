@@ -5,6 +5,7 @@ import shlex
 from dataclasses import replace
 
 import pytest
+import yaml
 
 from benchmarks import planner_rows
 from benchmarks.planner_intervals import ENOUGH
@@ -115,3 +116,39 @@ def test_a_recommendation_of_unproven_axes_says_so(plan, tmp_path):
         "qwen3-235b-a22b", "--hostfile", "hostfiles/16x8", "--gpu", "H100", "--strategy", "tp_ep_fsdp2", "pp_ep_zero1"
     )
     assert code == 0 and "note     axes unproven: fewer than five sources have published runs of " in text
+
+
+# ---- what is refused names what is answered ----------------------------------------------------------------------
+def test_where_a_model_is_not_divided_what_does_not_fit_says_why(plan):
+    words = ["qwen3.5-27b", "--hostfile", "hostfiles/1x8", "--gpu", "H100", "--global_batch_size", 16]
+    code, text = plan(*words, "--max_length", 131_072)
+    first = text.splitlines()[0]
+    assert code == 1 and "sequences of 32,768 tokens instead of 131,072" in first
+    assert "sequence groups (a mixer's state goes from token to token" in first
+    assert plan(*words, "--max_length", 32_768)[0] == 0  # which is answered
+
+
+def test_hosts_of_unequal_slots_have_no_groups_and_are_told_the_nearest(plan, tmp_path):
+    (tmp_path / "hosts").write_text("a slots=8\nb slots=4\n")
+    words = ["qwen3-8b", "--gpu", "H100", "--hostfile", tmp_path / "hosts"]
+    code, text = plan(*words, "--strategy", "tp_zero1", "hsdp")
+    assert code == 2 and "need hosts with as many slots each" in text and "name zero1 or fsdp2" in text
+    assert plan(*words, "--strategy", "zero1", "fsdp2")[0] == 0
+
+
+def test_no_command_is_printed_that_would_be_refused(plan, tmp_path):
+    """Phi-4 has plain rotary embeddings of 16,384 positions, and its maker says nothing of more."""
+    words = ["phi-4", "--gpu", "H200", "--method", "lora"]
+    code, text = plan(*words, "--max_length", 32_768)
+    second = text.splitlines()[1]
+    assert code == 0 and "give at most --max_length 16384" in second and "Write it: " not in text
+    assert "rope_parameters: {rope_type: yarn, factor: 2.0, original_max_position_embeddings: 16384}" in second
+    assert plan(*words, "--max_length", 16_384, "--write", tmp_path)[0] == 0
+    path = tmp_path / "lora.yaml"
+    recipe = yaml.safe_load(path.read_text())
+    recipe["data"]["max_length"] = 32_768
+    path.write_text(yaml.safe_dump(recipe))
+    assert plan(path)[0] == 2  # as train.py refuses it
+    rope = yaml.safe_load(second.rpartition("rope_parameters: ")[2].rstrip("."))
+    path.write_text(yaml.safe_dump(recipe | {"model": recipe["model"] | {"rope_parameters": rope}}))
+    assert plan(path)[0] == 0

@@ -50,6 +50,13 @@ class Choice:
         return _key(self.name)
 
     @property
+    def undivided(self) -> "Choice":
+        """The strategy that replicates or shards alike in one group of all GPUs, without an axis."""
+        plain = {choice.name: choice for choice in CHOICES}
+        base = self.name.rpartition(" x ")[2]
+        return plain[{"HSDP": "FSDP2", "ZeRO-3 hpZ": "ZeRO-3", "ZeRO++": "ZeRO-3"}.get(base, base)]
+
+    @property
     def kind(self) -> str:
         """The kind of the Strategy that it is in a run."""
         return f"zero{self.stage}" if self.engine == "zero" else "hsdp" if self.file == "hsdp" else self.engine

@@ -140,7 +140,8 @@ def nothing_fits(found: goals.Answer) -> str:
         why = f"{explain.why_slow(found.slow)}. What would do: {cure}.{measure}"
         return f"Possible and slow: {takes(found.slow, found.cluster)}. No strategy is recommended here: {why}"
     if change:
-        return f"Nothing that train.py runs fits. The smallest change that does: {change}.{measure}"
+        left_out = "" if found.workload.asked else explain.left_out(found.workload)
+        return f"Nothing that train.py runs fits. The smallest change that does: {change}.{measure}{left_out}"
     return (
         "Nothing that train.py runs fits, with up to 64 nodes, adapters, fused kernels or shorter sequences either: "
         "take GPUs or hosts with more memory."
