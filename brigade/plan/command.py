@@ -126,6 +126,8 @@ def _choose(options: argparse.Namespace) -> int:
             "sync_every", "a recipe is planned with it, and no model", "write the recipe with --write, and plan that"
         )
     workload, cluster = asked(options)
+    if options.write:  # what it refuses is refused before anything is printed
+        write.rope_for(options.model, workload)
     if options.plot:  # before the search, which takes seconds
         from .output import plot
 
@@ -162,10 +164,8 @@ def _choose(options: argparse.Namespace) -> int:
     if winner is None:
         print(show.wrapped(show.nothing_fits(found)))
         if found.slow and not workload.images:
-            named = {
-                "strategy": [found.slow.choice.key],
-                "optim": found.slow.lighter and found.slow.estimate.job.optimizer,
-            }
+            named: Fields = {"strategy": [found.slow.choice.key]}
+            named |= {"optim": found.slow.estimate.job.optimizer} if found.slow.lighter else {}
             words = answer.command_to_write(options, FLAGS.values(), workload.shape.name, **named)
             show.say_command(f"{'Not written. ' * bool(options.write)}Write it all the same: {words}")
     else:
