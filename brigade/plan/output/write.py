@@ -148,7 +148,9 @@ def rope_for(model: str, workload: Workload) -> Document | None:
     if stretches(document) and positions:
         factor = f"{math.ceil(workload.length / positions):.1f}"
         words = f"{{rope_type: yarn, factor: {factor}, original_max_position_embeddings: {positions}}}"
-        cure += f"; or write that recipe, and give it max_length: {workload.length} and rope_parameters: {words}"
+        cure += (
+            f"; or write that recipe, give it max_length: {workload.length} and rope_parameters: {words}, and plan it"
+        )
         problem += ", and its maker names no stretch beyond them"
     raise UserError("flag --max_length", f"{workload.length} tokens, but {workload.shape.name} {problem}", cure)
 
