@@ -13,7 +13,7 @@ from unittest.mock import patch
 from brigade.errors import UserError
 from brigade.plan import command as plan
 from brigade.plan.choice.explain import not_weighed, reason
-from brigade.plan.choice.search import MUCH, candidates, chosen
+from brigade.plan.choice.search import MUCH, candidates, chosen, fastest
 from brigade.plan.choice.workload import Candidate
 from brigade.plan.hardware import calibration
 
@@ -47,7 +47,8 @@ COLUMNS = {
 class Answer:
     """The answers of one command.
 
-    best: its choice; plain: that among strategies that divide the data alone; None: nothing fits. why: what plain lacks
+    best: its choice, or what is possible and slow; plain: that among strategies that divide the data alone; None: nothing fits
+    why: what plain lacks
     """
 
     command: str
@@ -65,17 +66,18 @@ def answer(row: str, column: str) -> Answer:
         ranked = candidates(workload, cluster)
     except UserError as error:
         return Answer(f"python -m brigade plan {words}", None, None, error.problem)
-    best, plain = chosen(ranked), chosen([one for one in ranked if not one.choice.axes])
-    other = plain or next((one for one in ranked if not (one.choice.axes or one.choice.offload or one.refused)), None)
+    undivided = [one for one in ranked if not one.choice.axes]
+    best, plain = (chosen(among) or fastest(among) for among in (ranked, undivided))
+    other = plain or next((one for one in undivided if not (one.choice.offload or one.refused)), None)
     why = f"{other.name}: {reason(other, best)}" if other else f"{workload.batch} sequences, {cluster.gpus} GPUs"
     return Answer(f"python -m brigade plan {words}", best, plain, why)
 
 
 def told(candidate: Candidate | None) -> str:
-    """`ZeRO-3, 1,240`: tokens per second on each GPU."""
+    """`ZeRO-3, 1,240`: tokens per second on each GPU. What is possible and slow is not recommended: `slow: ZeRO-3 NVMe, 17`."""
     if candidate is None:
         return "nothing fits"
-    return f"{candidate.name}, {candidate.estimate.tokens_per_second_per_gpu:,.0f}"
+    return f"{'slow: ' * candidate.slow}{candidate.name}, {candidate.estimate.tokens_per_second_per_gpu:,.0f}"
 
 
 def but(best: Candidate, plain: Candidate | None) -> str:

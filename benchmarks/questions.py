@@ -1,4 +1,4 @@
-"""Twenty questions of users, each with the command that answers it: docs/planner-questions.md.
+"""Thirty questions of users, each with the command that answers it: docs/planner-questions.md.
 
 python -m benchmarks.questions            # write the page's answers
 python -m benchmarks.questions --check    # 1 where an answer is out of date
@@ -78,6 +78,25 @@ QUESTIONS = {
         "llama-3.1-8b --gpu 4090 --max_length 2048 --host_memory 256",
         "host disk",
     ),
+    "All weights of a 70B model on one 4090 with 4 TB of NVMe?": ("llama-3.1-70b --gpu 4090 --nvme 4000", ""),
+    "The largest mixture of experts here on 16 hosts?": (
+        f"qwen3-235b-a22b --hostfile hostfiles/16x8 {H100}",
+        "axes note",
+    ),
+    "A context of 128k tokens for a hybrid of 27B on eight H100?": (
+        f"qwen3.5-27b --hostfile hostfiles/1x8 {H100} --max_length 131072 --global_batch_size 16",
+        "",
+    ),
+    "With sequence parallelism?": (f"qwen3.5-27b --hostfile hostfiles/1x8 {H100} --strategy sp_zero3", ""),
+    "Offload on one card without DeepSpeed?": ("llama-3.1-8b --gpu 4090 --strategy fsdp2_offload", ""),
+    "Hosts of eight and of four GPUs?": ("qwen3-8b --hostfile UNEQUAL --gpu H100", "More On"),
+    "Hosts with different GPUs?": ("qwen3-8b --hostfile UNEQUAL --gpu 'H100 + A100'", ""),
+    "QLoRA of GLM-4.5-Air on eight H100?": (f"glm-4.5-air --hostfile hostfiles/1x8 {H100} --method qlora", ""),
+    "QLoRA of Gemma 4's mixture of experts on one 4090?": ("gemma-4-26b-a4b --gpu 4090 --method qlora", ""),
+    "Twice as many tokens as the model has positions, of which its maker says nothing?": (
+        "phi-4 --gpu H200 --method lora --max_length 32768",
+        "",
+    ),
     "What if my sequences are longer than the model's positions?": (
         "qwen3-8b --hostfile hostfiles/1x8 --gpu H200 --max_length 65536 --global_batch_size 16",
         "65,536",
@@ -85,15 +104,21 @@ QUESTIONS = {
 }
 
 
+HOSTFILES = {"HOSTS": "node1 slots=2\n", "UNEQUAL": "node1 slots=8\nnode2 slots=4\n"}
+
+
 def answer(words: str, lines: str) -> str:
-    """The lines of one answer, as the command prints them into a file. HOSTS: a hostfile of one host with two slots."""
-    shown = words.replace("HOSTS", "hosts")
+    """The lines of one answer, as the command prints them into a file. words: with names of HOSTFILES"""
+    name = next((name for name in HOSTFILES if name in words), "")
     with NamedTemporaryFile("w") as hosts, redirect_stdout(StringIO()) as out, redirect_stderr(out):
-        hosts.write("node1 slots=2\n")
+        hosts.write(HOSTFILES.get(name, ""))
         hosts.flush()
-        brigade(["plan", *shlex.split(words.replace("HOSTS", hosts.name))])
-    first, second, *others = out.getvalue().splitlines()
-    kept = [first, *([second] if second.startswith(("Start: ", "Write it: ")) else [])]
+        brigade(["plan", *shlex.split(words.replace(name, hosts.name) if name else words)])
+    shown = words.replace(name, name.lower()) if name else words
+    first, second, *others = out.getvalue().replace(hosts.name, name.lower()).splitlines()
+    kept = [first, *([second] if second.startswith(("Start: ", "Write it", "Not written")) else [])]
+    if first.startswith("error: "):
+        kept = [first, second, *others]
     kept += [line for line in others if line.strip().split(" ")[0] in lines.split()]
     return "\n".join([f"    $ python -m brigade plan {shown}", *(f"    {line}" for line in kept)])
 

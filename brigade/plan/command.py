@@ -19,13 +19,13 @@ from ..train.recipe.method import METHODS
 from ..train.recipe.objectives import OBJECTIVES
 from ..train.recipe.training_section import TrainingSection
 from ..train.strategy import refusal
-from .choice import averaging_advice, goals
+from .choice import averaging_advice, goals, search
 from .choice.images import Asked, described_with_images, size_of
 from .choice.strategies import named
 from .choice.workload import INSTALLED, MICRO_BATCHES, Cluster, Workload
 from .costs.job import PROJECTOR
 from .costs.memory import GIB
-from .hardware import calibration
+from .hardware import calibration, gpu
 from .hardware.network import hold_name
 from .output import answer, show, write
 from .output.as_json import answer_json
@@ -126,6 +126,8 @@ def _choose(options: argparse.Namespace) -> int:
             "sync_every", "a recipe is planned with it, and no model", "write the recipe with --write, and plan that"
         )
     workload, cluster = asked(options)
+    if options.write:  # what it refuses is refused before anything is printed
+        write.rope_for(options.model, workload)
     if options.plot:  # before the search, which takes seconds
         from .output import plot
 
@@ -134,9 +136,15 @@ def _choose(options: argparse.Namespace) -> int:
     cluster, ranked, winner = found.cluster, found.ranked, found.winner
     if not ranked:
         names = " or ".join(choice.name for choice in workload.choices)
-        if cluster.gpus == 1:
+        whys = dict.fromkeys(
+            filter(None, (search.impossible(workload, cluster, choice) for choice in workload.choices))
+        )
+        if whys:
             cure = "name ddp, zero2_offload or zero3_offload_param; or give a --hostfile with more slots"
-            _refuse("strategy", f"{names} shards or divides over several GPUs, and there is one", cure)
+            if cluster.gpus > 1:
+                cure = f"name {' or '.join(dict.fromkeys(choice.undivided.key for choice in workload.choices))}"
+                cure += ", or leave --strategy out to see what fits"
+            _refuse("strategy", f"{names} cannot train {workload.shape.name} here: {'; '.join(whys)}", cure)
         shape = (
             f"{workload.shape.heads} attention heads, {workload.shape.layers} layers, {workload.shape.experts} experts"
         )
@@ -150,11 +158,16 @@ def _choose(options: argparse.Namespace) -> int:
     late = bool(winner and options.deadline and found.slow_hours(options.tokens) > options.deadline)
     if options.json:
         if winner is None:
-            advice.append(show.nothing_fits(workload, cluster, ranked))
+            advice.append(show.nothing_fits(found))
         print(answer_json(found, advice, options.price))
         return 0 if winner and not late else 1
     if winner is None:
-        print(show.wrapped(show.nothing_fits(workload, cluster, ranked)))
+        print(show.wrapped(show.nothing_fits(found)))
+        if found.slow and not workload.images:
+            named: Fields = {"strategy": [found.slow.choice.key]}
+            named |= {"optim": found.slow.estimate.job.optimizer} if found.slow.lighter else {}
+            words = answer.command_to_write(options, FLAGS.values(), workload.shape.name, **named)
+            show.say_command(f"{'Not written. ' * bool(options.write)}Write it all the same: {words}")
     else:
         _say_first(options, found, late)
     if options.goal or options.deadline:  # of which size it is
@@ -184,16 +197,20 @@ def _say_first(options: argparse.Namespace, found: goals.Answer, late: bool) -> 
     """Print whether it fits and what it takes, and the command to go on with."""
     workload, winner = found.workload, found.winner
     assert winner
-    result = winner.estimate
     wants_hours = options.tokens != goals.BILLION or options.price is not None or options.deadline
-    fits = f"Fits, but is not sure to keep the deadline of {options.deadline:g} h" if late else "Fits"
-    where = f"{winner.name} on {found.cluster.title} {result.gpu.kind}"
-    speed = answer.speed_and_price(result, options.tokens if wants_hours else None, options.price)
-    print(show.wrapped(f"{fits}: {where}, {answer.needed(result)}, {speed}."))
+    fits = "Fits, and is slow" if winner.slow else "Fits"
+    fits += f", but is not sure to keep the deadline of {options.deadline:g} h" if late else ""
+    takes = show.takes(winner, found.cluster, options.tokens if wants_hours else None, options.price)
+    print(show.wrapped(f"{fits}: {takes}."))
     if options.write:
         show.say_command(answer.command_to_start(options.write, workload.method, options.hostfile))
     elif not workload.images:
-        show.say_command(answer.command_to_write(options, FLAGS.values(), workload.shape.name))
+        try:
+            write.rope_for(options.model, workload)
+        except UserError as error:
+            print(show.wrapped(f"Not written as it is: {error.problem}. To write it, {error.cure}."))
+        else:
+            show.say_command(f"Write it: {answer.command_to_write(options, FLAGS.values(), workload.shape.name)}")
 
 
 def asked(options: argparse.Namespace) -> tuple[Workload, Cluster]:
@@ -208,6 +225,18 @@ def _cluster(options: argparse.Namespace) -> Cluster:
         _refuse("gpu", "no kind of GPU is named", "for example --gpu 'H100 80GB'")
     if re.match(r"\d+ ?[x*]", options.gpu, re.I) or re.search(r"[a-z0-9]x\d$", options.gpu, re.I):
         _refuse("gpu", f"{options.gpu!r} says how many", "name the kind alone, and how many a host has in a --hostfile")
+    kinds = [kind.strip() for kind in re.split(r"[,+/&]| and ", options.gpu) if kind.strip()]
+    if len(kinds) > 1:
+        slowest = min(map(gpu, kinds), key=lambda one: one.bf16_tflops)
+        least = min(map(gpu, kinds), key=lambda one: one.memory_gib)
+        cure = f"every rank waits for the slowest: plan all hosts as --gpu {slowest.kind!r}"
+        tight = least.memory_gib < 0.95 * slowest.memory_gib
+        cure += f", with sequences that fit {least.kind} too" if tight else ""
+        _refuse(
+            "gpu",
+            f"{options.gpu!r} are {len(kinds)} kinds, and a plan counts one",
+            f"{cure}, or each kind's hosts alone",
+        )
     hosts = {"this host": 1}
     if options.hostfile:
         hosts = read_hostfile(find(options.hostfile, "flag --hostfile", "hostfile"))
@@ -263,8 +292,9 @@ def _workload(options: argparse.Namespace, cluster: Cluster) -> Workload:
         share = shape.moe_layers * shape.experts * shape.expert / shape.parameters
         problem = f"{method} would quantise little: bitsandbytes takes linear layers, and {share:.0%} of the weights are experts"
         size = f"{2 * shape.parameters / GIB:,.0f} GiB in 16 bits"
-        cure = f"use --method {method[1:]}: the weights are {size}, which zero3 and fsdp2 shard over GPUs"
-        cure += ", and zero3_offload_param keeps in the host's memory"
+        whole = goals.answer(_workload(argparse.Namespace(**vars(options) | {"method": method[1:]}), cluster), cluster)
+        fits = f"Fits: {show.takes(whole.winner, cluster)}" if whole.winner else show.nothing_fits(whole)
+        cure = f"use --method {method[1:]}, whose weights are {size}. {fits}"
         _refuse("method", f"{problem}, which Transformers holds in 3D parameters", cure)
     positions = positions_of(config)
     if positions and options.max_length > positions and not (shape.family.rotary and stretches(config)):
@@ -300,6 +330,7 @@ def _workload(options: argparse.Namespace, cluster: Cluster) -> Workload:
         kernels=("Liger",) if options.liger else INSTALLED,
         margin=options.margin,
         choices=named(options.strategy, options.optim or "adamw_torch_fused"),
+        asked=bool(options.strategy),
         optimizer=options.optim,
         micro_batches=(micro,) if options.micro_batch else MICRO_BATCHES,
         objective=options.objective,

@@ -1,4 +1,4 @@
-"""What `plan` answers beside a strategy: fewer hosts, money, deadlines, JSON, lighter optimizers, and twenty questions."""
+"""What `plan` answers beside a strategy: fewer hosts, money, deadlines, JSON, lighter optimizers, and thirty questions."""
 
 import json
 import re
@@ -25,9 +25,9 @@ SLOW = Cluster("H100 80GB", 8, 2, "10 GbE")
 
 def test_each_question_of_the_page_has_an_answer():
     """That it is today's is test_pages.py's business."""
-    assert len(questions.QUESTIONS) == 20
+    assert len(questions.QUESTIONS) == 30
     answers = re.findall(r"\n    \$ .*\n    \S", questions.PAGE.read_text())
-    assert len(answers) == 20  # each command has a line of answer at least
+    assert len(answers) == 30  # each command has a line of answer at least
 
 
 def test_more_hosts_over_a_slow_network_are_called_slower():

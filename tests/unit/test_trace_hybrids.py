@@ -8,7 +8,7 @@ import yaml
 from peft import LoraConfig, get_peft_model
 
 from brigade.plan.choice import job_of_run, job_record
-from brigade.plan.choice.search import KNOWN
+from brigade.plan.choice.search import undivided
 from brigade.plan.costs.activations import activation_bytes, logit_bytes
 from brigade.plan.costs.job import Job
 from brigade.plan.costs.layer import layer_ops
@@ -259,7 +259,7 @@ def test_a_hybrid_attends_in_some_layers_only(mistake):
     assert shape.attended(1000) == 250 and Job(shape, 1000).scored == 1000
     for axis in ("tensor", "context"):
         assert "gated delta rule" in mistake(Job, shape, 1000, **{axis: 2})
-    assert not KNOWN["tensor"](shape) and not KNOWN["sequence"](shape) and KNOWN["stages"](shape)
+    assert undivided(shape, "tensor") and undivided(shape, "sequence") and not undivided(shape, "stages")
 
 
 def test_a_hybrids_job_is_kept_with_its_run_and_needs_the_kernels_it_is_counted_with(monkeypatch):

@@ -7,7 +7,7 @@ import torch
 import yaml
 
 from brigade.plan.choice import job_record
-from brigade.plan.choice.search import KNOWN
+from brigade.plan.choice.search import undivided
 from brigade.plan.costs.activations import activation_bytes, logit_bytes
 from brigade.plan.costs.job import FUSED, Job
 from brigade.plan.costs.step_time import layer_seconds
@@ -78,6 +78,6 @@ def test_layers_of_different_sizes_are_counted_by_kind(mistake):
     assert shape.attended(1024) == pytest.approx((8 * 128 / 8 + 4 * 1024) / 12)
     for axis in ("tensor", "context", "pipeline"):
         assert "layers of different sizes" in mistake(Job, shape, 1000, **{axis: 2})
-    assert not any(KNOWN[axis](shape) for axis in ("tensor", "sequence", "stages"))
+    assert all(undivided(shape, axis) for axis in ("tensor", "sequence", "stages"))
     job = Job(shape, 1000)
     assert job_record.job_of_record(yaml.safe_load(yaml.safe_dump(job_record.record(job))), "run.yaml") == job

@@ -34,7 +34,7 @@ def for_recipe(plan: RecipePlan) -> list[str]:
 
 def for_model(found: Answer) -> list[str]:
     """Return one sentence at most: replicas would train with the strategy that is chosen inside a host."""
-    workload, cluster, winner = found.workload, found.cluster, found.winner
+    workload, cluster, winner = found.workload, found.cluster, found.winner or found.slow
 
     def with_replicas() -> Estimate | None:
         batch, rest = divmod(workload.batch, cluster.nodes)

@@ -2,13 +2,15 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from ...errors import UserError
-from ...errors.console import figure
+from ...errors.console import counted, figure
 from ..costs.memory import GIB
 from ..costs.step_time import cpu_adam_seconds
+from ..hardware import catalogue, gpu
 from ..hardware.network import links
-from .search import MUCH, NEAR, candidates, chosen
+from .search import MUCH, NEAR, candidates, chosen, undivided
 from .workload import Candidate, Cluster, Workload
 
 SLOW_GBIT = 400  # between nodes, below which gathering weights across them in every micro-step is what a step waits for
@@ -42,6 +44,8 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
         return f"out of memory by {lacks}, and {kept:.1f} of margin: {take} take {parts[largest] / GIB:.0f}"
     if not candidate.fits:
         return f"may not fit: up to {result.most_gib:.0f} of {result.gpu.memory_gib:.0f} GiB"
+    if not candidate.recommended and not candidate.choice.why_only:
+        return f"possible and slow: {why_slow(candidate)}"
     if candidate.choice.why_only:
         against = f", {_longer(candidate.seconds / winner.seconds)}" if winner else ""
         return f"estimate only: {candidate.choice.why_only}{against}"
@@ -51,8 +55,31 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
         return untold
     if candidate.lighter and not winner.lighter and candidate.seconds < winner.seconds:
         return f"faster by formula, but 8-bit moments are for what fits in no other way, or is {MUCH} times as fast"
+    if candidate.choice.unproven and candidate.seconds < winner.seconds:
+        at_worst = (
+            f"few published runs have such axes: at the slow end {_longer(candidate.slow_seconds / winner.seconds)}"
+        )
+        return f"faster by formula, but {at_worst}"
     if candidate.seconds <= NEAR * winner.seconds and candidate.choice.rank > winner.choice.rank:
         return f"as fast, but {winner.name} is {'preferred' if winner.choice.axes else 'simpler'}"
+    ratio, other = candidate.seconds / winner.seconds, winner.estimate.job
+    longer = _longer(ratio)
+    share, waits = _longest_wait(candidate)
+    if share > 0.1:
+        return f"{longer}: {waits}"
+    why = ""
+    if result.job.checkpointing == "full" and other.checkpointing == "none":
+        why = ": it computes layers again"
+    elif candidate.kernels != winner.kernels:
+        why = f": {candidate.kernels} against {winner.kernels}"
+    elif result.job.micro_batch < other.micro_batch:
+        why = f": micro-batch {result.job.micro_batch} against {other.micro_batch}"
+    return longer + why
+
+
+def _longest_wait(candidate: Candidate) -> tuple[float, str]:
+    """Return what a step waits for most: (its share of the step, a sentence)."""
+    result = candidate.estimate
     network, gbit = "for the network", links(result.gpu, result.job.link, result.job.node_size).gbit
     if result.job.stage == 3 and not candidate.choice.group and gbit < SLOW_GBIT:
         network += f": every micro-step gathers all weights over {gbit:.0f} Gbit/s, which wants {SLOW_GBIT}"
@@ -67,19 +94,13 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
         "in the optimizer": result.time.optimizer,
     }
     most = max(waits, key=waits.__getitem__)
-    ratio, other = candidate.seconds / winner.seconds, winner.estimate.job
-    longer = _longer(ratio)
     share = waits[most] / candidate.seconds
-    if share > 0.1:
-        return f"{longer}: {share:.0%} of its step waits {most}"
-    why = ""
-    if result.job.checkpointing == "full" and other.checkpointing == "none":
-        why = ": it computes layers again"
-    elif candidate.kernels != winner.kernels:
-        why = f": {candidate.kernels} against {winner.kernels}"
-    elif result.job.micro_batch < other.micro_batch:
-        why = f": micro-batch {result.job.micro_batch} against {other.micro_batch}"
-    return longer + why
+    return share, f"{share:.0%} of its step waits {most}"
+
+
+def why_slow(candidate: Candidate) -> str:
+    """Return why a strategy is possible and no more."""
+    return "its states go through the hosts' disks" if candidate.choice.slow else _longest_wait(candidate)[1]
 
 
 def too_much(candidate: Candidate) -> str:
@@ -121,27 +142,61 @@ def not_weighed(candidate: Candidate, winner: Candidate) -> str:
     return f"faster by formula, but the hosts' {what} is not known: give {flag}"
 
 
-def smallest_change(workload: Workload, cluster: Cluster) -> str:
-    """Return the least change with which something fits: more GPUs or nodes, shorter sequences, fused kernels, LoRA or QLoRA.
+def left_out(workload: Workload) -> str:
+    """Return a sentence that says along which axes nothing divides such a model, and why; "" where all do."""
+    by_why: dict[str, list[str]] = {}
+    for axis, name in {"tensor": "tensor groups", "sequence": "sequence groups", "stages": "pipelines"}.items():
+        by_why.setdefault(undivided(workload.shape, axis), []).append(name)
+    said = ", ".join(f"{' and '.join(names)} ({why})" for why, names in by_why.items() if why)
+    return f" Not among them: {said}." if said else ""
 
-    "" where none of them is enough.
+
+def smallest_change(workload: Workload, cluster: Cluster) -> str:
+    """Return the least change with which something fits and is not slow.
+
+    More GPUs or nodes, more memory in each host, GPUs with more that do without offload, shorter sequences, fused kernels, LoRA
+    or QLoRA; where it is the network that is waited for also fewer nodes, a faster network or a larger batch. "" where none of
+    them is enough.
     """
-    clusters = {}
-    for size in (2, 4, 8):
-        if cluster.nodes == 1 and size > cluster.node_size:
-            clusters[f"{size} GPUs instead of {cluster.node_size}"] = replace(cluster, node_size=size)
-    for nodes in (2, 4, 8, 16, 32, 64):
-        if nodes > cluster.nodes:
-            clusters[f"{nodes} nodes instead of {cluster.nodes}"] = replace(cluster, nodes=nodes)
+    ranked, device = candidates(workload, cluster), gpu(cluster.gpu)
+
+    def on(**changes: Any) -> tuple[Cluster, Workload]:
+        return replace(cluster, **changes), workload
+
+    def training(**changes: Any) -> tuple[Cluster, Workload]:
+        return cluster, replace(workload, **changes)
+
+    sizes = (2, 4, 8) if cluster.nodes == 1 else ()
+    larger = {f"{n} GPUs instead of {cluster.node_size}": on(node_size=n) for n in sizes if n > cluster.node_size}
+    more = (2**power for power in range(1, 7))
+    larger |= {f"{n} nodes instead of {cluster.nodes}": on(nodes=n) for n in more if n > cluster.nodes}
+    has = cluster.host_gib or device.host_gib * cluster.node_size
+    lacks = any("--host_memory" in candidate.refused for candidate in ranked)
+    memories = [gib for gib in (2**power for power in range(6, 12)) if lacks and gib > has]
+    kinds = {entry["memory_gib"]: kind for kind, entry in reversed(catalogue().items()) if "sustained" in entry}
+    kept = tuple(choice for choice in workload.choices if not choice.offload)
     lengths = [length for halvings in range(1, 20) if (length := workload.length >> halvings) >= 512]
-    shorter = {
-        f"sequences of {length:,} tokens instead of {workload.length:,}": replace(workload, length=length)
-        for length in lengths
-    }
     trained = workload.trained or workload.shape.parameters // 200
-    lighter = {
-        way: replace(workload, method=name, trained=trained) for name, way in LIGHTER.get(workload.method, {}).items()
-    }
+    groups = [
+        larger,
+        {f"{gib:,} GiB of memory in each host instead of {has:,.0f}": on(host_gib=gib) for gib in memories},
+        {
+            f"{kind} instead of {device.kind}": (replace(cluster, gpu=kind), replace(workload, choices=kept))
+            for memory, kind in sorted(kinds.items())
+            if memory > 1.2 * device.memory_gib and not cluster.link.startswith("NVL")
+        },
+        {f"sequences of {n:,} tokens instead of {workload.length:,}": training(length=n) for n in lengths},
+        {LIGER: training(kernels=("Liger",))} if workload.kernels != ("Liger",) else {},
+        {way: training(method=name, trained=trained) for name, way in LIGHTER.get(workload.method, {}).items()},
+    ]
+    if cluster.nodes > 1 and any(candidate.fits for candidate in ranked):  # it is slow, and waits for the network
+        now, usual = (links(device, link, cluster.node_size).gbit for link in (cluster.link, ""))
+        batches = (4 * workload.batch, 16 * workload.batch)
+        groups[1:1] = [
+            {f"{counted(n, 'node')} instead of {cluster.nodes}": on(nodes=n, all=0) for n in reversed(cluster.fewer)},
+            {f"{usual:,.0f} Gbit/s between nodes instead of {now:,.0f}": on(link="")} if usual > now else {},
+            {f"{n:,} sequences a step instead of {workload.batch:,}": training(batch=n) for n in batches},
+        ]
 
     def fits(cluster: Cluster, workload: Workload) -> bool:
         batch = math.ceil(workload.batch / cluster.gpus) * cluster.gpus
@@ -152,10 +207,5 @@ def smallest_change(workload: Workload, cluster: Cluster) -> str:
                 return False
             raise
 
-    ways = [
-        next((way for way, larger in clusters.items() if fits(larger, workload)), ""),
-        next((way for way, changed in shorter.items() if fits(cluster, changed)), ""),
-        LIGER if workload.kernels != ("Liger",) and fits(cluster, replace(workload, kernels=("Liger",))) else "",
-        next((way for way, changed in lighter.items() if fits(cluster, changed)), ""),
-    ]
-    return " or ".join(filter(None, ways))
+    found = (next((way for way, changed in group.items() if fits(*changed)), "") for group in groups)
+    return " or ".join(filter(None, found))

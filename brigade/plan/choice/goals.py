@@ -13,7 +13,7 @@ from ...errors.console import counted, figure
 from ...errors.tables import table
 from ...train.recipe.schema import Recipe
 from ..shape.lora import trained_parameters
-from .search import candidates, chosen
+from .search import candidates, chosen, fastest
 from .workload import Candidate, Cluster, Workload
 
 # Of hosts whose network nobody has measured.
@@ -33,6 +33,11 @@ class Answer:
     cluster: Cluster
     ranked: list[Candidate]
     winner: Candidate | None
+
+    @property
+    def slow(self) -> Candidate | None:
+        """The fastest strategy that is possible and slow, where none is recommended; None where nothing fits."""
+        return None if self.winner else fastest(self.ranked)
 
     @property
     def speed(self) -> float:
@@ -106,7 +111,11 @@ def pick(whole: Answer, goal: str, deadline: float = 0.0, tokens: float = BILLIO
     first = measure_first(best, (size for size in able if size.cluster.nodes < best.cluster.nodes))
     kept = f". There {_hours_in_words(best, tokens)}, which the deadline is judged by" if deadline else ""
     by = " by what is expected of each"
-    return best, [f"{words} of {counted(len(able), 'size')} of this cluster{by}: {best.size}{kept}.", *first]
+    kept_by = " that keep the deadline" if deadline else ""
+    return best, [
+        f"{words} of {counted(len(in_time), 'size')} of this cluster{kept_by}{by}: {best.size}{kept}.",
+        *first,
+    ]
 
 
 def _hours_in_words(size: Answer, tokens: float) -> str:

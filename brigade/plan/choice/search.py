@@ -28,25 +28,36 @@ MUCH = (
     1.3  # times as fast with 8-bit moments as with the usual optimizer, from where on they are taken although that fits
 )
 
-# Whether train.py divides such a model along an axis: what the engines check of a model, as far as a shape has it. Tensor:
-# Transformers has no plan for gpt-oss, and that of a hybrid gathers what each of its mixers' products gives, which no formula
-# counts; none counts how ranks share layers of different sizes either. Sequence: a mixer's state goes from token to token, and no
-# rank has it from another one. Stages: models with layer norms call their parts otherwise, and Gemma 1 and 2 scale whatever they
-# take for embeddings.
-KNOWN: dict[str, Callable[[ModelShape], bool]] = {
-    "tensor": lambda shape: (
-        not (shape.family.fused_qkv or shape.family.fused_gate or shape.family.sinks)
-        and not shape.mixer
-        and not shape.sizes
-    ),
-    "sequence": lambda shape: not shape.family.eager and not shape.mixer and not shape.sizes,
-    "stages": lambda shape: (
-        not shape.sizes
-        and not shape.family.layer_norm
-        and (shape.family.qk_norm or shape.family.sinks or not shape.family.fp32_norm)
-    ),
-    "experts": lambda shape: bool(shape.experts) and not shape.sizes,
+# Why a model is not divided along an axis: what the engines check of it, as far as a shape has it, and what no formula counts.
+# Stages: models with layer norms call their parts otherwise, and Gemma 1 and 2 scale whatever they take for embeddings.
+_SIZES: dict[str, Callable[[ModelShape], object]] = {
+    "no formula counts how ranks share layers of different sizes": lambda shape: shape.sizes
 }
+UNDIVIDED: dict[str, dict[str, Callable[[ModelShape], object]]] = {
+    "tensor": {
+        "Transformers has no plan for attention with sinks": lambda shape: shape.family.sinks,
+        "several of its projections lie in one matrix": lambda shape: shape.family.fused_qkv or shape.family.fused_gate,
+        "no formula counts what its mixers' products gather": lambda shape: shape.mixer,
+        **_SIZES,
+    },
+    "sequence": {
+        "its attention runs eagerly alone": lambda shape: shape.family.eager,
+        "a mixer's state goes from token to token, and no rank has it from another one": lambda shape: shape.mixer,
+        **_SIZES,
+    },
+    "stages": {
+        "its layer norms or scaled embeddings do not go into stages": lambda shape: (
+            shape.family.layer_norm or not (shape.family.qk_norm or shape.family.sinks or not shape.family.fp32_norm)
+        ),
+        **_SIZES,
+    },
+    "experts": {"it has no experts": lambda shape: not shape.experts, **_SIZES},
+}
+
+
+def undivided(shape: ModelShape, axis: str) -> str:
+    """Return why a model is not divided along an axis; "" where it may be."""
+    return next((why for why, holds in UNDIVIDED[axis].items() if holds(shape)), "")
 
 
 def taken(workload: Workload, choice: Choice, names: str, bf16: bool = True) -> bool:
@@ -191,22 +202,26 @@ def refusal(job: Job, cluster: Cluster, usual: Gpu) -> str:
     return ""
 
 
-def possible(workload: Workload, cluster: Cluster, choice: Choice) -> bool:
-    """Return whether there is anything to shard, replicate or divide in that way, and formulas know it."""
-    known = workload.method.removeprefix("rs") in ("full", "lora")
-    if choice.axes and workload.images:  # no rank shares a tower with another one
-        return False
-    if choice.axes and not (known and all(KNOWN[axis](workload.shape) for axis in choice.axes)):
-        return False
+def impossible(workload: Workload, cluster: Cluster, choice: Choice) -> str:
+    """Return why there is nothing to shard, replicate or divide in that way, or no formula for it; "" where there is."""
+    if choice.axes and workload.images:
+        return "no rank shares a vision tower with another one"
+    if choice.axes and workload.method.removeprefix("rs") not in ("full", "lora"):
+        return f"no formula counts axes with {workload.method}"
+    for axis in choice.axes:
+        if why := undivided(workload.shape, axis):
+            return why
     if "tensor" in choice.axes and workload.shape.experts and "experts" not in choice.axes:
-        return False  # plans of tensor groups leave experts to what divides them
+        return "plans of tensor groups leave experts to what divides them"
     if choice.offload and gpu(cluster.gpu).integrated:
-        return False  # what leaves the GPU would lie in the same memory
+        return "what leaves the GPU would lie in the same memory"
     if cluster.all and (choice.axes or choice.group):
-        return False  # groups of one size need hosts of one
+        return "its groups need hosts with as many slots each"
     if cluster.gpus == 1 and (choice.engine == "fsdp2" or (choice.stage and not choice.offload)):
-        return False
-    return not (choice.group and (cluster.node_size == 1 or cluster.nodes == 1))
+        return "it shards over several GPUs, and there is one"
+    if choice.group and (cluster.node_size == 1 or cluster.nodes == 1):
+        return "it needs several hosts with several GPUs each"
+    return ""
 
 
 def candidates(workload: Workload, cluster: Cluster) -> list[Candidate]:
@@ -243,7 +258,7 @@ def _estimated(workload: Workload, cluster: Cluster, choice: Choice, names: str,
         divided = (job.tensor, job.pipeline, job.virtual, job.context, job.expert, job.checkpointing)
         if divided in too_large and job.accumulation > 1:
             continue
-        candidate = Candidate(choice, names, estimate(job, device), workload.margin, told=told)
+        candidate = Candidate(choice, names, estimate(job, device), workload.margin, told=told, asked=workload.asked)
         if not candidate.fits:
             too_large.add(divided)
         yield candidate
@@ -252,7 +267,7 @@ def _estimated(workload: Workload, cluster: Cluster, choice: Choice, names: str,
 def _with_one_optimizer(workload: Workload, cluster: Cluster) -> list[Candidate]:
     device, best = gpu(cluster.gpu), []
     for choice in workload.choices:
-        if not possible(workload, cluster, choice):
+        if impossible(workload, cluster, choice):
             continue
         found = [
             candidate
@@ -277,18 +292,26 @@ def _with_one_optimizer(workload: Workload, cluster: Cluster) -> list[Candidate]
     return sorted(best, key=_order)
 
 
+def fastest(ranked: list[Candidate]) -> Candidate | None:
+    """Return the fastest strategy that fits and that train.py runs, slow or not; None where nothing fits."""
+    return next((candidate for candidate in ranked if candidate.fits and not candidate.choice.why_only), None)
+
+
 def chosen(ranked: list[Candidate]) -> Candidate | None:
     """Return the simplest strategy within 5 % of the fastest of those that fit; None where nothing does.
 
     Offload lives on the hosts' memory and cores. Where nobody has told what they have (`host_gib`, of disks `nvme_gb`), and where
     adapters leave little to offload, it is for what fits in no other way with the usual optimizer; else it is weighed like the
-    others. 8-bit moments are for what fits in no other way, or is MUCH slower.
+    others. 8-bit moments are for what fits in no other way, or is MUCH slower. Axes of which few runs are published are taken
+    where they are faster at the slow end of their interval than what else fits is expected to be.
     """
-    fitting = [candidate for candidate in ranked if candidate.fits and not candidate.choice.why_only]
+    fitting = [candidate for candidate in ranked if candidate.recommended]
     elsewhere = [candidate for candidate in fitting if candidate.weighed or not candidate.choice.offload]
     fitting = elsewhere if any(not candidate.lighter for candidate in elsewhere) else fitting
     usual = [c.seconds for c in fitting if not c.lighter and not c.choice.offload]
     fitting = [c for c in fitting if not c.lighter or not usual or MUCH * c.seconds <= min(usual)]
+    proven = min((c.seconds for c in fitting if not c.choice.unproven), default=math.inf)
+    fitting = [c for c in fitting if not c.choice.unproven or c.slow_seconds < proven]
     if not fitting:
         return None
     near = [candidate for candidate in fitting if candidate.seconds <= NEAR * fitting[0].seconds]

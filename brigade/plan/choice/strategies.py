@@ -24,6 +24,7 @@ class Choice:
     axes: of train/strategy/axes.py, what it divides besides the data
     least_length: tokens of a sequence from which on it is offered
     quantised: what it sends is rounded to 8 and 4 bits
+    slow: its states go through disks; unproven: few have published runs of its axes
     rank: how much there is to understand and to go wrong; of two that are about as fast the planner takes the lower
     """
 
@@ -37,6 +38,8 @@ class Choice:
     axes: tuple[str, ...] = ()
     least_length: int = 0
     quantised: bool = False
+    slow: bool = False
+    unproven: bool = False
 
     @property
     def key(self) -> str:
@@ -45,6 +48,13 @@ class Choice:
         Where no axis divides the model, it is its file's name without the ending, as in a run's directory.
         """
         return _key(self.name)
+
+    @property
+    def undivided(self) -> "Choice":
+        """The strategy that replicates or shards alike in one group of all GPUs, without an axis."""
+        plain = {choice.name: choice for choice in CHOICES}
+        base = self.name.rpartition(" x ")[2]
+        return plain[{"HSDP": "FSDP2", "ZeRO-3 hpZ": "ZeRO-3", "ZeRO++": "ZeRO-3"}.get(base, base)]
 
     @property
     def kind(self) -> str:
@@ -80,11 +90,12 @@ def _choices() -> Iterable[Choice]:
     for row in rows["divided"]:
         for base in map(plain.__getitem__, row["beside"]):
             name = " x ".join([*(SHORT[axis] for axis in row["axes"]), base.name])
-            more = {"rank": base.rank + row["rank"], "least_length": row.get("least_length", 0)}
-            yield replace(base, name=name, axes=tuple(row["axes"]), **more)
+            more = {key: value for key, value in row.items() if key != "beside"}
+            yield replace(base, **more | {"name": name, "axes": tuple(row["axes"]), "rank": base.rank + row["rank"]})
 
 
 CHOICES = tuple(_choices())
+UNPROVEN = frozenset(choice.axes for choice in CHOICES if choice.unproven)
 
 
 def runs(choice: Choice, **facts: object) -> bool:

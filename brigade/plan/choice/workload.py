@@ -16,6 +16,7 @@ KERNELS: dict[str, tuple[Kernels, str]] = {
     "torch, loss in tiles": (EAGER, "tiled"),
     "Liger": (FUSED, "fused"),
 }
+SLOW = 0.1  # share of a step that computes, below which a strategy is possible and slow
 INSTALLED = ("torch", "torch.compile", "torch, loss in tiles")  # Liger's are a package that requirements.txt leaves out
 
 
@@ -65,6 +66,7 @@ class Workload:
     trained: parameters of adapters of `rank` and of `whole`, modules trained whole beside them; 0 for all weights
     margin: share of each card to leave free; images: those of a sample, if it has some
     choices, micro_batches (the smallest first), kernels (keys of KERNELS): what the search is among
+    asked: whether the user has named the strategies, for then one that is slow is taken, too
     optimizer: "" for the usual one, or where that does not fit without offload one with 8-bit moments
     """
 
@@ -76,6 +78,7 @@ class Workload:
     kernels: tuple[str, ...] = INSTALLED
     margin: float = 0.05
     choices: tuple[Choice, ...] = CHOICES
+    asked: bool = False
     micro_batches: tuple[int, ...] = MICRO_BATCHES
     optimizer: str = ""
     rank: int = 16
@@ -103,6 +106,7 @@ class Candidate:
 
     refused: why it is not to be taken, whatever it needs of a GPU; told: whether the user has described what it offloads to
     lighter: its optimizer keeps less than the one that is usual, because that does not fit
+    asked: whether the user has named its strategy
     """
 
     choice: Choice
@@ -112,6 +116,7 @@ class Candidate:
     refused: str = ""
     told: bool = False
     lighter: bool = False
+    asked: bool = False
 
     @property
     def name(self) -> str:
@@ -130,6 +135,23 @@ class Candidate:
     @property
     def seconds(self) -> float:
         return self.estimate.time.total
+
+    @property
+    def slow_seconds(self) -> float:
+        """Seconds at the slow end of the interval, on a network that gives what it is named for, as `seconds` has it."""
+        return self.seconds * self.estimate.time_interval()[1] / self.estimate.one_card_seconds
+
+    @property
+    def slow(self) -> bool:
+        """Whether it is possible and no more: its states go through disks, or better hardware would be ten times as fast."""
+        time = self.estimate.time
+        waits = time.across + time.inside + time.bubble + time.offload
+        return self.choice.slow or self.seconds - waits < SLOW * self.seconds
+
+    @property
+    def recommended(self) -> bool:
+        """Whether it may be chosen: what is slow where the user has named it, and what no GPU has tried never."""
+        return self.fits and not self.choice.why_only and (self.asked or not self.slow)
 
     @property
     def weighed(self) -> bool:

@@ -71,12 +71,15 @@ def speed_and_price(result: Estimate, asked: float | None = None, usd: float | N
     return line + ", {} USD ({} to {})".format(*known(money, money * fast, money * slow))
 
 
-def command_to_write(options: argparse.Namespace, flags: Iterable[Document], name: str) -> str:
-    """Return the command that writes the answer as a recipe: the one that was typed, with --write. name: of the model"""
+def command_to_write(options: argparse.Namespace, flags: Iterable[Document], name: str, **more: object) -> str:
+    """Return the command that writes the answer as a recipe: the one that was typed, with --write.
+
+    name: of the model; more: flags that the command has otherwise
+    """
     words = [options.model]
     takes: Fields = {flag: of for group in flags for flag, of in group.items() if flag not in NOT_TYPED}
     for flag, of in takes.items():
-        value = getattr(options, flag)
+        value = more.get(flag, getattr(options, flag))
         if value in (of.get("default"), None, False):
             continue
         words.append(f"--{flag}")
@@ -84,7 +87,9 @@ def command_to_write(options: argparse.Namespace, flags: Iterable[Document], nam
             words += map(str, value)
         elif value is not True:
             words.append(f"{value:g}" if isinstance(value, float) else str(value))
-    return f"Write it: python -m brigade plan {shlex.join(words)} --write {shlex.quote(f'recipes/my-{name}/')}"
+    return (
+        f"python -m brigade plan {shlex.join(words)} --write {shlex.quote(str(options.write or f'recipes/my-{name}/'))}"
+    )
 
 
 def command_to_start(to: Path, method: str, hostfile: str | None) -> str:

@@ -12,6 +12,7 @@ from ...errors.console import billions, counted, has_width
 from ...train.model.adapters import trains
 from ...train.recipe.objectives import SFT
 from ..choice import averaging_advice, explain, goals, search
+from ..choice.strategies import UNPROVEN
 from ..choice.workload import Candidate, Cluster, Workload
 from ..costs.division import division
 from ..costs.estimate import Estimate, intervals, memory_group, parts, time_group, unseen
@@ -24,7 +25,7 @@ from ..shape.find import named_config, positions_of
 from ..shape.from_config import sparse_attention
 from ..shape.lora import token_parameters
 from ..shape.model_shape import ModelShape
-from .answer import factors_of_time, known, speed_of, tokens_in_words
+from .answer import factors_of_time, known, needed, speed_and_price, speed_of, tokens_in_words
 
 ROWS = 10  # of the table
 
@@ -128,18 +129,30 @@ def with_liger(workload: Workload, cluster: Cluster, winner: Candidate) -> None:
         )
 
 
-def nothing_fits(workload: Workload, cluster: Cluster, ranked: list[Candidate]) -> str:
-    """Return what to do where nothing fits."""
-    if all(candidate.choice.why_only for candidate in ranked):
+def nothing_fits(found: goals.Answer) -> str:
+    """Return what to do where nothing fits, or nothing but what is slow."""
+    if all(candidate.choice.why_only for candidate in found.ranked):
         return "train.py runs none of these. Leave --strategy out to see what it runs."
-    change = explain.smallest_change(workload, cluster)
+    change = explain.smallest_change(found.workload, found.cluster)
+    measure = f" {goals.MEASURE}." if " nodes instead of " in change else ""
+    if found.slow:
+        cure = change or "GPUs with more memory, or a faster network"
+        why = f"{explain.why_slow(found.slow)}. What would do: {cure}.{measure}"
+        return f"Possible and slow: {takes(found.slow, found.cluster)}. No strategy is recommended here: {why}"
     if change:
-        measure = f" {goals.MEASURE}." if " nodes instead of " in change else ""
-        return f"Nothing that train.py runs fits. The smallest change that does: {change}.{measure}"
+        left_out = "" if found.workload.asked else explain.left_out(found.workload)
+        return f"Nothing that train.py runs fits. The smallest change that does: {change}.{measure}{left_out}"
     return (
         "Nothing that train.py runs fits, with up to 64 nodes, adapters, fused kernels or shorter sequences either: "
         "take GPUs or hosts with more memory."
     )
+
+
+def takes(candidate: Candidate, cluster: Cluster, tokens: float | None = None, price: float | None = None) -> str:
+    """Return what a strategy takes on a cluster: `ZeRO-3 on 2 x 8 H100 80GB, 67 of 79 GiB ..., 13,500 tokens/s in all (...)`."""
+    result = candidate.estimate
+    where = f"{candidate.name} on {cluster.title} {result.gpu.kind}"
+    return f"{where}, {needed(result)}, {speed_and_price(result, tokens, price)}"
 
 
 def shown_first(ranked: list[Candidate], winner: Candidate | None) -> list[Candidate]:
@@ -266,6 +279,8 @@ def say_notes(result: Estimate) -> None:
 
 def _notes(result: Estimate) -> Iterator[str]:
     job, kind = result.job, result.gpu.kind
+    if tuple(job.axes.used) in UNPROVEN:
+        yield f"axes unproven: fewer than five sources have published runs of {' x '.join(job.axes.used)} together"
     if job.expert > 1:
         yield "a rank that gets more tokens for its experts than its share needs more memory: no interval has that"
     if result.may_fit and not result.fits:

@@ -1,5 +1,6 @@
 """Write recipes: `plan MODEL ... --write`, and `plan --headers`, which writes all headers anew."""
 
+import math
 import re
 import tempfile
 from collections.abc import Iterable
@@ -29,7 +30,7 @@ from ..choice.job_of_recipe import (
 from ..choice.workload import Candidate, Workload
 from ..costs.host_memory import host
 from ..costs.job import Job
-from ..shape.find import RECIPES, config_of, positions_of
+from ..shape.find import RECIPES, config_of, positions_of, stretches
 from .header import header, replaced
 from .strategy_file import as_document, ours, strategy_file
 
@@ -132,6 +133,28 @@ def strategy_keys(candidate: Candidate) -> Fields:
     return {"accelerate_config": path if shipped else as_document(candidate)}
 
 
+def rope_for(model: str, workload: Workload) -> Document | None:
+    """Return the recipe's rope_parameters: those of the model's maker where rows are longer than its positions, else None.
+
+    Raises UserError where the maker names none, or rows are longer than by those.
+    """
+    document = read_config(config_of(model))
+    positions = positions_of(document)
+    rope = published_model(model).rope_parameters if positions and workload.length > positions else None
+    most = positions_by(rope, positions)
+    if not most or workload.length <= most:
+        return rope
+    problem, cure = f"has positions for {most}", f"give at most --max_length {most}"
+    if stretches(document) and positions:
+        factor = f"{math.ceil(workload.length / positions):.1f}"
+        words = f"{{rope_type: yarn, factor: {factor}, original_max_position_embeddings: {positions}}}"
+        cure += (
+            f"; or write that recipe, give it max_length: {workload.length} and rope_parameters: {words}, and plan it"
+        )
+        problem += ", and its maker names no stretch beyond them"
+    raise UserError("flag --max_length", f"{workload.length} tokens, but {workload.shape.name} {problem}", cure)
+
+
 def write(candidate: Candidate, workload: Workload, model: str, to: Path, hostfile: str | None) -> list[Path]:
     """Write the recipe to `to` (a folder gets METHOD.yaml), the config.json of `model` beside it, and a file for a strategy with
     axes besides data parallelism; returns what it wrote.
@@ -142,13 +165,7 @@ def write(candidate: Candidate, workload: Workload, model: str, to: Path, hostfi
     source, config = published_model(model), config_of(model)
     path = to if to.suffix in (".yaml", ".yml") else to / f"{workload.method}.yaml"
     job = candidate.estimate.job
-    document = read_config(config)
-    positions = positions_of(document)
-    rope = source.rope_parameters if positions and workload.length > positions else None
-    positions = positions_by(rope, positions)
-    if positions and workload.length > positions:
-        problem = f"{workload.length} tokens, but {job.shape.name} has positions for {positions}"
-        raise UserError("flag --max_length", problem, f"give at most --max_length {positions}")
+    rope = rope_for(model, workload)
     file = strategy_file(candidate, here(path), path.parent, hostfile)
     if file and ours(path.parent) and not file.path.exists():  # a recipe of ours says what no file there is for
         file = None
