@@ -135,7 +135,8 @@ def run_cases(
     gpus: bool = False,
 ) -> dict[str, Any]:
     """Run cases on the inputs of `folder`; returns name -> {"loss", "grad_norm", "eval_loss"}, a list each; of a mixture
-    of experts "expert_balance", too; on GPUs "growing": of each rank, whether its allocator takes memory in segments that grow.
+    of experts "expert_balance", too; of a "group" with liger "fused": how often rank 0 has called each kernel; on GPUs "growing":
+    of each rank, whether its allocator takes memory in segments that grow.
 
     Each case writes its run to folder/outputs/NAME. A case with "model" trains such a model of write_model, one with "images"
     such a model of write_vision_model on rows with images; one with "damage" has gradients on rank 1 that are 1 % too large; of
@@ -154,6 +155,7 @@ def run_cases(
     return {
         name: run_files.figures(result["log"], *keys)
         | ({"growing": result["growing"]} if gpus else {})
+        | ({"fused": result["fused"]} if result["fused"] else {})
         | ({"waits": waits.read(folder / waits_of(name), ranks)} if name in counted else {})
         for name, result in found.items()
     }
@@ -245,7 +247,7 @@ def _work(job: Path) -> None:
     from brigade.train.step import sample_answers
     from brigade.train.upstream import memory_snapshots
 
-    from . import disturbances
+    from . import disturbances, pretended_liger
 
     todo = json.loads(job.read_text())
     sample_answers.LONGEST = todo["longest_answer"] or sample_answers.LONGEST
@@ -255,6 +257,9 @@ def _work(job: Path) -> None:
         said, counted = io.StringIO(), waits.Waits()
         per_host = case.get("per_host", int(os.environ["WORLD_SIZE"]))
         os.environ.update(LOCAL_WORLD_SIZE=str(per_host), LOCAL_RANK=str(rank % per_host))
+        if "liger" in case.get("group", ""):
+            pretended_liger.install()
+        pretended_liger.CALLS.clear()
         if "cache" in case:
             os.environ["BRIGADE_CACHE"] = case["cache"]
         for step in case.get("stops", ()):
@@ -272,7 +277,7 @@ def _work(job: Path) -> None:
             counted.write(Path(waits_of(case["name"])), rank)
         if rank == 0:
             result = {"said": said.getvalue(), "log": trainer.state.log_history if trainer else []}
-            result["growing"] = growing
+            result |= {"growing": growing, "fused": dict(pretended_liger.CALLS)}
             temporary = Path(f".{case['name']}.json")
             temporary.write_text(json.dumps(result))
             temporary.rename(f"{case['name']}.result.json")

@@ -256,7 +256,7 @@ def test_generation_with_varlen_is_sdpas(family, values):
 
 @pytest.mark.parametrize("asked, gpu, there, expected", [
     (False, True, True, (False, "")), (True, False, True, (False, "off: its Triton kernels need a GPU")),
-    (True, True, False, (False, "off: pip install liger-kernel")), (True, True, True, (True, "")),
+    (True, True, False, (False, "off: pip install --no-deps -r requirements-gpu.txt")), (True, True, True, (True, "")),
 ])  # fmt: skip
 def test_liger_is_off_with_one_reason_where_the_device_lacks_it(load, monkeypatch, asked, gpu, there, expected):
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)

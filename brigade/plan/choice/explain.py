@@ -9,7 +9,7 @@ from ..costs.memory import GIB
 from ..costs.step_time import cpu_adam_seconds
 from ..hardware.network import links
 from .search import MUCH, NEAR, candidates, chosen
-from .workload import Candidate, Cluster, Workload
+from .workload import WITH_LIGER, Candidate, Cluster, Workload
 
 SLOW_GBIT = 400  # between nodes, below which gathering weights across them in every micro-step is what a step waits for
 LIGER = "Liger's kernels (--liger, use_liger_kernel)"
@@ -155,7 +155,7 @@ def smallest_change(workload: Workload, cluster: Cluster) -> str:
     ways = [
         next((way for way, larger in clusters.items() if fits(larger, workload)), ""),
         next((way for way, changed in shorter.items() if fits(cluster, changed)), ""),
-        LIGER if workload.kernels != ("Liger",) and fits(cluster, replace(workload, kernels=("Liger",))) else "",
+        LIGER if workload.kernels != WITH_LIGER and fits(cluster, replace(workload, kernels=WITH_LIGER)) else "",
         next((way for way, changed in lighter.items() if fits(cluster, changed)), ""),
     ]
     return " or ".join(filter(None, ways))

@@ -26,7 +26,7 @@ from ..choice.job_of_recipe import (
     published_model,
     published_models,
 )
-from ..choice.workload import Candidate, Workload
+from ..choice.workload import WITH_LIGER, Candidate, Workload
 from ..costs.host_memory import host
 from ..costs.job import Job
 from ..shape.find import RECIPES, config_of, positions_of
@@ -81,7 +81,7 @@ def body(
         "optim": job.optimizer if job.optimizer != Job.optimizer else None,
         "activation_checkpointing": job.checkpointing == "full",
         "torch_compile": candidate.kernels == "torch.compile" or None,
-        "use_liger_kernel": candidate.kernels == "Liger" or None,
+        "use_liger_kernel": candidate.kernels in WITH_LIGER or None,
         "tiled_loss": "auto" if job.loss == "tiled" else None,
         "save_total_limit": 1 if size > 1e11 else None,
         "hostfile": hostfile,

@@ -212,17 +212,17 @@ def test_compiled_layers_are_proven_together_with_the_attention_of_a_cpu():
 
 
 # ---- where a run computes in another way than a proof ----------------------------------------------------------------
-LIGER, COMPILED = "use_liger_kernel", "torch_compile"
+COMPILED = "torch_compile"
 
 
 @pytest.mark.parametrize("kind, axes, flags, expected", [
     ("single", NONE, (), set()),
     ("ddp", NONE, (), set()),
     ("zero2", NONE, (), set()),
-    ("zero3", NONE, (), {LIGER}),
-    ("fsdp2", NONE, (), {LIGER}),
-    ("zero1", Axes(tensor=2), (), {LIGER, COMPILED}),
-    ("ddp", NONE, ("--tiled_loss", "auto"), {LIGER}),
+    ("zero3", NONE, (), set()),
+    ("fsdp2", NONE, (), set()),
+    ("zero1", Axes(tensor=2), (), {COMPILED}),
+    ("ddp", NONE, ("--tiled_loss", "auto"), set()),
     ("ddp", NONE, ("--tiled_mlp", "auto"), {COMPILED}),
 ])  # fmt: skip
 def test_what_no_proof_decides(load, kind, axes, flags, expected):
