@@ -1,34 +1,26 @@
-"""Compiled layers compute what the plain ones do, under every kind of engine."""
+"""Compiled layers compute what the plain ones do, under every kind of engine and with what else a recipe asks for, and torch
+makes no further program once it has seen a run's shapes (docs/evidence/compiled.md)."""
 
 import pytest
 
 from testing import marks, parity, runs
+from testing.compiling import ALONE, ENGINES, WITH, case, name_of, reference
 
-STRATEGIES = ("ddp", "zero2", "zero3", "zero3_hpz", "fsdp2")
-AGAIN = "fsdp2 computes again"
-
-
-def case(name, ranks, *flags):
-    shared = ["--max_steps", "4", "--optim", "sgd", "--per_device_train_batch_size", str(runs.GLOBAL_BATCH // ranks)]
-    return {"name": name, "ranks": ranks, "flags": [*parity.STRATEGIES.get(name.split()[0], []), *flags, *shared]}
-
-
-CASES = {
-    "compiled": case("compiled", 1, "--torch_compile"),
-    **{name: case(name, 2, "--torch_compile") for name in STRATEGIES},
-    AGAIN: case(AGAIN, 2, "--torch_compile", "--activation_checkpointing"),
-    "hsdp": case("hsdp", 4, "--torch_compile"),
-}
+CASES = {name_of(strategy, ""): (strategy, "") for strategy in ("single", *ENGINES, *ALONE)}
+CASES |= {name_of(strategy, addition): (strategy, addition) for strategy in ("zero3", "fsdp2") for addition in WITH}
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory, asked_for):
     """Losses and norms of one process that compiles nothing, and of compiled runs on one, two and four ranks."""
     chosen = [CASES[name] for name in sorted(asked_for("name"))]
-    return runs.run_each([case("single", 1), *chosen], tmp_path_factory.mktemp("results"))
+    wanted = [reference(addition) for _, addition in chosen] + [case(*each) for each in chosen]
+    return runs.run_each(wanted, tmp_path_factory.mktemp("results"))
 
 
 # Each takes half a minute.
-@pytest.mark.parametrize("name", marks.cases(slow=["zero3"], matrix=CASES))
+@pytest.mark.parametrize("name", marks.cases(slow=["zero3", "fsdp2, LoRA, recomputing"], matrix=CASES))
 def test_compiled_layers_equal_plain_ones(name, results):
-    parity.assert_equal(results[name], results["single"])
+    found = results[name]
+    parity.assert_equal(found, results[reference(CASES[name][1])["name"]])
+    assert found["programs"][0] > 0 and found["programs"][-1] == found["programs"][0], found["programs"]
