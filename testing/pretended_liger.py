@@ -116,7 +116,13 @@ def _apply(model: Any, fused_linear_cross_entropy: bool = True, swiglu: bool = T
     """What Liger's function of this name does to a Llama or a Qwen3. Its loss, which is on by default, is not here."""
     assert not fused_linear_cross_entropy
     modeling = sys.modules[type(model.get_decoder()).__module__]
-    modeling.apply_rotary_pos_emb = _counted("rotary", modeling.apply_rotary_pos_emb)  # type: ignore[attr-defined]
+    plain = modeling.apply_rotary_pos_emb
+
+    def rotary(query: torch.Tensor, *args: Any, **options: Any) -> Any:
+        assert query.dtype != torch.float64  # Triton's interpreter and GPUs say no to tiny models of trials
+        return plain(query, *args, **options)
+
+    modeling.apply_rotary_pos_emb = _counted("rotary", rotary)  # type: ignore[attr-defined]
     norms = [model.model.norm]
     for layer in model.model.layers:
         norms += [layer.input_layernorm, layer.post_attention_layernorm]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +14,7 @@ from ...errors import UserError
 from .. import upstream
 from ..distributed import ranks
 from ..host.cluster import World
-from ..model import attention
+from ..model import attention, trial
 from ..recipe.settings import Settings
 from ..run.directory import Kernels
 from ..run.offers import Offers, Proofs
@@ -70,9 +71,14 @@ def apply_liger(model: PreTrainedModel, place: str = "use_liger_kernel") -> None
     from transformers.integrations.liger import apply_liger_kernel
 
     before = _with_own_forward(model)
+    modules = {type(module).__module__ for module in model.modules()}
+    were = {name: dict(vars(sys.modules[name])) for name in modules if name.startswith("transformers.")}
     gated = not any(map(upstream.are_experts, model.modules()))
     losses = {"fused_linear_cross_entropy": False, "cross_entropy": False}
     apply_liger_kernel(model, losses | {"swiglu": gated, "geglu": gated})
+    for name, values in were.items():
+        replaced = {key: value for key, value in values.items() if vars(sys.modules[name])[key] is not value}
+        trial.REPLACED[name] = replaced | trial.REPLACED.get(name, {})
     if _with_own_forward(model) == before:
         raise UserError(place, f"Liger has no kernels for {model.config.model_type}", "leave it out")
 
