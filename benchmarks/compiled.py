@@ -37,12 +37,12 @@ def measured(strategy: str, addition: str, alone: dict[str, Any], folder: Path) 
     return row | parity.worst(found, alone) | {"programs": programs[0], "later": programs[-1] - programs[0]}
 
 
-def measure(strategies: list[str]) -> None:
-    """Run every combination of these strategies, and keep each row as soon as it is there."""
+def measure(strategies: list[str], additions: list[str]) -> None:
+    """Run each combination of these, and keep each row as soon as it is there."""
     with tempfile.TemporaryDirectory() as name:
         folder, alone = Path(name), {}
         for strategy in strategies:
-            for addition in [""] if strategy in ALONE else WITH:
+            for addition in [""] if strategy in ALONE else additions:
                 if addition not in alone:
                     one = reference(addition)
                     alone[addition] = runs.run_cases(1, [one], folder)[one["name"]]
@@ -60,31 +60,29 @@ def cell(row: Row | None) -> str:
     if row is None:
         return ""
     if "failed" in row:
-        return "fails"
-    later = f", {row['later']} later" if row["later"] else ""
-    return f"{max(row[name] for name in ('loss', 'grad_norm', 'eval_loss')):.0e}; {row['programs']}{later}"
+        return row["failed"]
+    return f"{max(row[name] for name in ('loss', 'grad_norm', 'eval_loss')):.0e}; {row['programs']}; {row['later']}"
 
 
 def tables() -> dict[str, str]:
     """Return the page's tables, of the committed results."""
     rows = {key(row): row for row in read(FOUND)}
-    engines = [name for name in STRATEGIES if name not in ALONE]
-    grid = [[addition or "nothing else", *(cell(rows.get((name, addition))) for name in engines)] for addition in WITH]
-    others = [[name, cell(rows.get((name, "")))] for name in ALONE]
-    failed = [[name_of(*key(row)), row["failed"]] for row in rows.values() if "failed" in row]
+    grid = [
+        [addition or "nothing else", *(cell(rows.get((name, addition))) for name in STRATEGIES)] for addition in WITH
+    ]
     last = list(rows.values())[-1]
     return {
         "compiled-machine": f"{last['machine']}; {last['versions']}",
-        "compiled": markdown(["with", *engines], grid),
-        "compiled-others": markdown(["strategy", "compiled"], others),
-        "compiled-failed": markdown(["combination", "what it says"], failed),
+        "compiled": markdown(["with", *STRATEGIES], grid),
     }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=STRATEGIES, default=list(STRATEGIES), help="these strategies anew")
-    measure(parser.parse_args().only)
+    parser.add_argument("--with", nargs="+", dest="additions", choices=WITH, default=list(WITH), help="only with these")
+    options = parser.parse_args()
+    measure(options.only, options.additions)
     write(PAGE, tables())
     return 0
 

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from brigade.train.strategy.axes import Axes
-
-from . import axes, parity, runs
+from . import parity, runs
 
 SHARED = ["--max_steps", "6", "--optim", "sgd", "--eval_steps", "3"]
 WITH = {  # what a case adds to its strategy: flags, and a model's name or none
@@ -20,16 +18,12 @@ WITH = {  # what a case adds to its strategy: flags, and a model's name or none
     "padding": (["--padding_free", "false"], None),
     "experts": (["--learning_rate", "0.1"], "qwen3_moe"),
     "experts, recomputing": (["--learning_rate", "0.1", "--activation_checkpointing"], "qwen3_moe"),
-    "DPO": (["--objective", "dpo"], None),
 }
 SINGLE = {"single": (1, [])}
 ENGINES = {name: (2, parity.STRATEGIES[name]) for name in ("ddp", "zero1", "zero2", "zero3", "fsdp2")}
 ALONE = {  # a strategy with nothing besides
     "zero3_hpz": (2, parity.STRATEGIES["zero3_hpz"]),
-    "zero3_offload": (2, parity.STRATEGIES["zero3_offload"]),
     "hsdp": (4, parity.STRATEGIES["hsdp"]),
-    "sequence": (2, axes.flags(Axes(sequence=2), "zero3")),
-    "pipeline": (2, axes.flags(Axes(stages=2), "ddp")),
 }
 STRATEGIES: dict[str, tuple[int, list[str]]] = SINGLE | ENGINES | ALONE
 

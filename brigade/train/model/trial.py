@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 
-# What modules of models had before Liger's kernels took the place of classes and functions: a tiny model is computed on the CPU, and
-# partly in fp64, where these kernels are not. {module: {name: value}}
+# What modules of models had before Liger's kernels took the place of classes and functions: a tiny model is computed on the
+# CPU, and partly in fp64, where these kernels are not. {module: {name: value}}
 REPLACED: dict[str, dict[str, object]] = {}
 FAILS = "a tiny model to try it with fails"
 
