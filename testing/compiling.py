@@ -19,7 +19,7 @@ WITH = {  # what a case adds to its strategy: flags, and a model's name or none
     "experts": (["--learning_rate", "0.1"], "qwen3_moe"),
     "experts, recomputing": (["--learning_rate", "0.1", "--activation_checkpointing"], "qwen3_moe"),
 }
-SINGLE = {"single": (1, [])}
+SINGLE: dict[str, tuple[int, list[str]]] = {"single": (1, [])}
 ENGINES = {name: (2, parity.STRATEGIES[name]) for name in ("ddp", "zero1", "zero2", "zero3", "fsdp2")}
 ALONE = {  # a strategy with nothing besides
     "zero3_hpz": (2, parity.STRATEGIES["zero3_hpz"]),

@@ -51,7 +51,8 @@ def _interpret() -> None:
 
     interpreter._implicit_cvt = with_floats
     # A function of CUDA's library, of which the interpreter makes nothing.
-    importlib.import_module("liger_kernel.ops.rms_norm").rsqrt = lambda value: tl.math.rsqrt(value)
+    norms: Any = importlib.import_module("liger_kernel.ops.rms_norm")
+    norms.rsqrt = lambda value: tl.math.rsqrt(value)
     for name, kernel in (("norm", ops.LigerRMSNormFunction), ("gated", ops.LigerSiLUMulFunction)):
         kernel.forward = staticmethod(_counted(name, kernel.forward))
     kernel = importlib.import_module("liger_kernel.ops.rope").LigerRopeFunction
