@@ -78,7 +78,9 @@ def settle(
 def closed(training: TrainingSection, strategy: Strategy, compiler: bool) -> set[str]:
     """Keys that no proof decides in this run: it divides layers, or another key of the recipe or the lack of a compiler excludes
     them. Liger's kernels compute the same in every strategy (train/engines/kernels.py: apply_liger)."""
-    return {"torch_compile"} if strategy.axes or training.tiled_mlp or not compiler else set()
+    again = training.activation_checkpointing
+    refused = again == "selective" or (again and strategy.kind in ("fsdp2", "hsdp"))  # strategy/refused.yaml
+    return {"torch_compile"} if strategy.axes or training.tiled_mlp or refused or not compiler else set()
 
 
 def asked(settings: Settings, closed: Collection[str] = ()) -> list[str]:
