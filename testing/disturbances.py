@@ -5,6 +5,8 @@ import gc
 import io
 from typing import Any, NoReturn
 
+import torch
+from torch._dynamo.utils import counters
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from transformers import TrainerCallback
 
@@ -48,6 +50,19 @@ def asks() -> tuple[Any, ...]:
             model.register_forward_hook(ask)
 
     return (Asks(),)
+
+
+def counts_programs(counts: list[int]) -> tuple[Any, ...]:
+    """A callback that appends after each step how many graphs torch has compiled for this run: it forgets those of runs before,
+    for it compiles a layer for eight of them at most, and then silently computes it as it is."""
+    torch.compiler.reset()
+    counters.clear()
+
+    class Counts(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            counts.append(counters["stats"]["unique_graphs"])
+
+    return (Counts(),)
 
 
 def interrupted(flags: list[str], step: int) -> None:

@@ -135,7 +135,9 @@ def run_cases(
     gpus: bool = False,
 ) -> dict[str, Any]:
     """Run cases on the inputs of `folder`; returns name -> {"loss", "grad_norm", "eval_loss"}, a list each; of a mixture
-    of experts "expert_balance", too; on GPUs "growing": of each rank, whether its allocator takes memory in segments that grow.
+    of experts "expert_balance", too; of a "group" with liger "fused": how often rank 0 has called each kernel; of compiled
+    layers "programs": how many graphs rank 0 has compiled after each step; on GPUs "growing": of each rank, whether its allocator
+    takes memory in segments that grow.
 
     Each case writes its run to folder/outputs/NAME. A case with "model" trains such a model of write_model, one with "images"
     such a model of write_vision_model on rows with images; one with "damage" has gradients on rank 1 that are 1 % too large; of
@@ -154,6 +156,7 @@ def run_cases(
     return {
         name: run_files.figures(result["log"], *keys)
         | ({"growing": result["growing"]} if gpus else {})
+        | {key: result[key] for key in ("fused", "programs") if result[key]}
         | ({"waits": waits.read(folder / waits_of(name), ranks)} if name in counted else {})
         for name, result in found.items()
     }
@@ -245,16 +248,19 @@ def _work(job: Path) -> None:
     from brigade.train.step import sample_answers
     from brigade.train.upstream import memory_snapshots
 
-    from . import disturbances
+    from . import disturbances, pretended_liger
 
     todo = json.loads(job.read_text())
     sample_answers.LONGEST = todo["longest_answer"] or sample_answers.LONGEST
     os.chdir(todo["folder"])
     rank = int(os.environ["RANK"])
     for case in todo["cases"]:
-        said, counted = io.StringIO(), waits.Waits()
+        said, counted, programs = io.StringIO(), waits.Waits(), list[int]()
         per_host = case.get("per_host", int(os.environ["WORLD_SIZE"]))
         os.environ.update(LOCAL_WORLD_SIZE=str(per_host), LOCAL_RANK=str(rank % per_host))
+        if "liger" in case.get("group", ""):
+            pretended_liger.install()
+        pretended_liger.CALLS.clear()
         if "cache" in case:
             os.environ["BRIGADE_CACHE"] = case["cache"]
         for step in case.get("stops", ()):
@@ -263,6 +269,7 @@ def _work(job: Path) -> None:
             callbacks = disturbances.stops(case["stop"], rank) if "stop" in case else ()
             callbacks += disturbances.fails(case["fails"], rank) if "fails" in case else ()
             callbacks += (counted.callback(case["waits"]),) if "waits" in case else ()
+            callbacks += disturbances.counts_programs(programs) if "--torch_compile" in case["flags"] else ()
             callbacks += disturbances.asks() if case.get("asks") and rank == int(os.environ["WORLD_SIZE"]) - 1 else ()
             trainer = None if case.get("dies") else train.main(case["flags"], callbacks=callbacks)
             if trainer and "saves_to" in case:
@@ -272,7 +279,7 @@ def _work(job: Path) -> None:
             counted.write(Path(waits_of(case["name"])), rank)
         if rank == 0:
             result = {"said": said.getvalue(), "log": trainer.state.log_history if trainer else []}
-            result["growing"] = growing
+            result |= {"growing": growing, "fused": dict(pretended_liger.CALLS), "programs": programs}
             temporary = Path(f".{case['name']}.json")
             temporary.write_text(json.dumps(result))
             temporary.rename(f"{case['name']}.result.json")

@@ -34,8 +34,6 @@ def prove_for_run(
 ) -> Proofs:
     """Decide what a run's recipe leaves to proofs. A collective. compiler: whether this host has a compiler for kernels"""
     ours = closed(settings.recipe.training, strategy, compiler)
-    if settings.recipe.model.trainable_token_indices:  # Liger's loss knows nothing of rows that are trained
-        ours |= {"use_liger_kernel"}
     everywhere = set().union(*ranks.gather(sorted(ours)))
     return settle(settings, config, world, everywhere, divides_sequences=strategy.axes.sequence > 1)
 
@@ -78,11 +76,11 @@ def settle(
 
 
 def closed(training: TrainingSection, strategy: Strategy, compiler: bool) -> set[str]:
-    """Keys that no proof decides in this run: it divides layers, or Liger's loss would take the head's weight where a rank has
-    only a part of it, or another key of the recipe or the lack of a compiler excludes them."""
-    in_parts = bool(strategy.axes) or strategy.kind not in ("single", "ddp", "zero1", "zero2")
-    keys = {"use_liger_kernel"} if in_parts or training.tiled_loss else set()
-    return keys | ({"torch_compile"} if strategy.axes or training.tiled_mlp or not compiler else set())
+    """Keys that no proof decides in this run: it divides layers, or another key of the recipe or the lack of a compiler excludes
+    them. Liger's kernels compute the same in every strategy (train/engines/kernels.py: apply_liger)."""
+    again = training.activation_checkpointing
+    refused = again == "selective" or (again and strategy.kind in ("fsdp2", "hsdp"))  # strategy/refused.yaml
+    return {"torch_compile"} if strategy.axes or training.tiled_mlp or refused or not compiler else set()
 
 
 def asked(settings: Settings, closed: Collection[str] = ()) -> list[str]:

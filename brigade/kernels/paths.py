@@ -4,14 +4,11 @@ import functools
 import importlib
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from ..errors.tables import Fields
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 Row = Fields
 TABLE = Path(__file__).with_name("paths.yaml")
@@ -46,10 +43,3 @@ def called(name: str, *given: object) -> Any:
     """Call a function by its name, `module:function`, and return what it returns."""
     module, _, function = name.partition(":")
     return getattr(importlib.import_module(module), function)(*given)
-
-
-def apply_liger(model: "PreTrainedModel") -> None:
-    """Put Liger's kernels into a model, as Transformers' Trainer does."""
-    from transformers.integrations.liger import apply_liger_kernel
-
-    apply_liger_kernel(model, None)

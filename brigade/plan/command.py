@@ -22,7 +22,7 @@ from ..train.strategy import refusal
 from .choice import averaging_advice, goals, search
 from .choice.images import Asked, described_with_images, size_of
 from .choice.strategies import named
-from .choice.workload import INSTALLED, MICRO_BATCHES, Cluster, Workload
+from .choice.workload import INSTALLED, MICRO_BATCHES, WITH_LIGER, Cluster, Workload
 from .costs.job import PROJECTOR
 from .costs.memory import GIB
 from .hardware import calibration, gpu
@@ -327,7 +327,7 @@ def _workload(options: argparse.Namespace, cluster: Cluster) -> Workload:
         trained=trained_parameters(shape, rank, whole, dora="use_dora" in keys) if keys else 0,
         rank=rank,
         whole=whole,
-        kernels=("Liger",) if options.liger else INSTALLED,
+        kernels=WITH_LIGER if options.liger else INSTALLED,
         margin=options.margin,
         choices=named(options.strategy, options.optim or "adamw_torch_fused"),
         asked=bool(options.strategy),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from brigade.train.engines import kernels
 from brigade.train.host.cluster import World
-from brigade.train.model import attention
+from brigade.train.model import attention, trial
 from brigade.train.model.cpu_attention import BlockedAttention, takes
 from brigade.train.recipe import flags
 from brigade.train.step import preflight
@@ -256,9 +256,30 @@ def test_generation_with_varlen_is_sdpas(family, values):
 
 @pytest.mark.parametrize("asked, gpu, there, expected", [
     (False, True, True, (False, "")), (True, False, True, (False, "off: its Triton kernels need a GPU")),
-    (True, True, False, (False, "off: pip install liger-kernel")), (True, True, True, (True, "")),
+    (True, True, False, (False, "off: pip install --no-deps -r requirements-gpu.txt")), (True, True, True, (True, "")),
 ])  # fmt: skip
 def test_liger_is_off_with_one_reason_where_the_device_lacks_it(load, monkeypatch, asked, gpu, there, expected):
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if there else None)
     assert kernels.choose_liger(load(training={"use_liger_kernel": asked})) == expected
+
+
+@pytest.mark.parametrize("family, gated", [("llama", True), ("qwen3_moe", False)])
+def test_liger_is_asked_for_no_loss_and_no_experts(family, gated, monkeypatch):
+    """Its losses take a weight that a rank may have a part of, and experts are what axes divide."""
+    asked = []
+
+    def apply(model, config):
+        asked.append(config)
+        model.forward = model.forward  # as where something was put into it
+
+    monkeypatch.setattr("transformers.integrations.liger.apply_liger_kernel", apply)
+    kernels.apply_liger(trial.tiny_model(config(family)))
+    assert asked == [{"fused_linear_cross_entropy": False, "cross_entropy": False, "swiglu": gated, "geglu": gated}]
+
+
+def test_a_model_that_liger_does_not_know_is_refused_by_name(mistake, monkeypatch):
+    """Liger itself would say nothing, and the model would train without its kernels."""
+    monkeypatch.setattr("transformers.integrations.liger.apply_liger_kernel", lambda model, config: None)
+    said = mistake(kernels.apply_liger, trial.tiny_model(config("gpt2")), "recipe.yaml, use_liger_kernel")
+    assert "recipe.yaml, use_liger_kernel" in said and "gpt2" in said

@@ -89,9 +89,9 @@ def test_eager_attention_is_given_padded_pairs_unless_they_are_packed():
     assert of_recipe("--attn_implementation", "eager").scored == 1024
 
 
-def test_liger_has_no_loss_of_single_tokens():
-    assert of_recipe("--use_liger_kernel", "true").loss == "fused"
-    assert of_recipe("--objective", "dpo", "--use_liger_kernel", "true").loss == "released"
+def test_the_loss_is_not_ligers():
+    assert of_recipe("--use_liger_kernel", "true").loss == "released"
+    assert of_recipe("--objective", "dpo", "--use_liger_kernel", "true", "--tiled_loss", "auto").loss == "tiled"
 
 
 # ---- time ------------------------------------------------------------------------------------------------------------

@@ -95,8 +95,9 @@ def test_batch_ranks_and_rows_are_the_runs(job):
 
 
 @pytest.mark.parametrize("training, kernels, loss", [
-    ({}, EAGER, "released"), ({"torch_compile": True}, FUSED, "online"), ({"use_liger_kernel": True}, FUSED, "fused"),
-    ({"use_liger_kernel": True, "torch_compile": True}, FUSED, "fused"),
+    ({}, EAGER, "released"), ({"torch_compile": True}, FUSED, "online"), ({"use_liger_kernel": True}, FUSED, "released"),
+    ({"use_liger_kernel": True, "torch_compile": True}, FUSED, "online"),
+    ({"use_liger_kernel": True, "tiled_loss": "auto"}, FUSED, "tiled"),
 ])  # fmt: skip
 def test_kernels_and_loss(job, training, kernels, loss):
     made = job(training=training)

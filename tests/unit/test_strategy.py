@@ -118,7 +118,6 @@ def test_an_optimizer_is_refused_where_no_rank_has_its_matrices_or_nobody_compar
 @pytest.mark.parametrize("flags, words", [
     (["--sync_every", "4"], "replicas that train independently"),
     (["--objective", "dpo"], "objective dpo does not read weights"),
-    (["--use_liger_kernel", "true"], "Liger sums the losses"),
     (["--images", "true"], "where rows have images"),
 ])  # fmt: skip
 def test_weights_of_samples_are_refused_where_nobody_reads_them(flags, words, pick, mistake):

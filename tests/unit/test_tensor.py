@@ -122,7 +122,6 @@ def test_of_an_adapter_the_divided_side_is_divided():
     {"kind": "zero3", "method": "qlora"},
     {"kind": "zero1", "method": "qdora"},
     {"kind": "fsdp2", "method": "full", "torch_compile": True},
-    {"kind": "zero1", "method": "full", "use_liger_kernel": True},
     {"kind": "zero1", "method": "full", "tiled_loss": True},
 ])  # fmt: skip
 def test_what_does_not_run_is_refused(facts):

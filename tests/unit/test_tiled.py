@@ -122,7 +122,6 @@ def test_logits_that_are_changed_before_the_loss_are_refused(load, mistake, fami
 
 
 @pytest.mark.parametrize("training, model, key", [
-    ({"tiled_loss": 8, "use_liger_kernel": True}, {}, "tiled_loss"),
     ({"tiled_loss": 8}, {"use_peft": True, "lora_target_modules": ["q_proj", "lm_head"]}, "tiled_loss"),
     ({"tiled_mlp": 8, "torch_compile": True}, {}, "tiled_mlp"),
 ])  # fmt: skip

@@ -104,7 +104,6 @@ def test_what_the_tokenizer_or_the_model_does_not_have(words, changes, said, tmp
     (["--ds_config", "ds_configs/zero1_tp2.json"], "tensor group"),
     (["--ds_config", "ds_configs/zero1_pp2.json"], "pipeline"),
     (["--tiled_loss", "auto"], "tiled_loss"),
-    (["--use_liger_kernel"], "Liger"),
     (["--accelerate_config", "accelerate_configs/fsdp2_ep2_1x4.yaml"], "experts are divided"),
     (["--images", "true"], "images"),
     (["--objective", "reward"], "scores answers"),

@@ -11,7 +11,7 @@ from ..costs.step_time import cpu_adam_seconds
 from ..hardware import catalogue, gpu
 from ..hardware.network import links
 from .search import MUCH, NEAR, candidates, chosen, undivided
-from .workload import Candidate, Cluster, Workload
+from .workload import WITH_LIGER, Candidate, Cluster, Workload
 
 SLOW_GBIT = 400  # between nodes, below which gathering weights across them in every micro-step is what a step waits for
 LIGER = "Liger's kernels (--liger, use_liger_kernel)"
@@ -186,7 +186,7 @@ def smallest_change(workload: Workload, cluster: Cluster) -> str:
             if memory > 1.2 * device.memory_gib and not cluster.link.startswith("NVL")
         },
         {f"sequences of {n:,} tokens instead of {workload.length:,}": training(length=n) for n in lengths},
-        {LIGER: training(kernels=("Liger",))} if workload.kernels != ("Liger",) else {},
+        {LIGER: training(kernels=WITH_LIGER)} if workload.kernels != WITH_LIGER else {},
         {way: training(method=name, trained=trained) for name, way in LIGHTER.get(workload.method, {}).items()},
     ]
     if cluster.nodes > 1 and any(candidate.fits for candidate in ranked):  # it is slow, and waits for the network

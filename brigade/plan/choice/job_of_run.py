@@ -158,9 +158,6 @@ def _comparison(recipe: Recipe, shape: ModelShape) -> Comparison:
 
 
 def _loss(training: TrainingSection) -> str:
-    # Liger's own loss is a sum over tokens, and objectives ask for each one's (train/step/arguments.py).
-    if training.use_liger_kernel and not objective_of(training).compares:
-        return "fused"
     return "tiled" if training.tiled_loss else "online" if training.torch_compile else "released"
 
 

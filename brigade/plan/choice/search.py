@@ -8,7 +8,6 @@ from dataclasses import replace
 from ...errors import UserError
 from ...errors.tables import Fields
 from ...train.model.experts import shards
-from ...train.recipe.objectives import SFT
 from ...train.strategy.axes import Axes
 from ...train.strategy.axis_rules import crosses_hosts, uneven_parts
 from ...train.strategy.axis_rules import problem as misfit
@@ -20,7 +19,7 @@ from ..hardware import Gpu, gpu
 from ..shape.model_shape import ModelShape
 from .job_of_run import EXPERTS_UNDER_DDP, attention_of, divisible
 from .strategies import Choice, runs
-from .workload import KERNELS, Candidate, Cluster, Workload
+from .workload import KERNELS, WITH_LIGER, Candidate, Cluster, Workload
 
 LIGHTER = ("adamw_8bit", "paged_adamw_8bit")  # optimizers with less to keep, the faster first
 NEAR = 1.05  # as fast as the fastest, for whom the simpler one is preferred
@@ -66,7 +65,7 @@ def taken(workload: Workload, choice: Choice, names: str, bf16: bool = True) -> 
     It takes compiled layers where they are proven to compute what plain ones do (tests/ranks/test_compile.py), and a loss in
     tiles where one rank has the whole head. bf16: whether it computes in bf16, and not in fp16
     """
-    compiled, liger = names == "torch.compile", names == "Liger"
+    compiled, liger = names == "torch.compile", names in WITH_LIGER
     if compiled and (
         workload.method != "full"
         or workload.shape.experts
@@ -139,8 +138,6 @@ def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> It
     shape, attention = workload.shape, attention_of(workload.shape)
     padded = workload.pairs and attention == "eager"  # as a recipe that is not packed has them (job_of_run.py)
     comparison = replace(workload.comparison, apart=2 if padded else 1)
-    # Liger's own loss is a sum over tokens, and objectives ask for each one's (train/step/arguments.py).
-    loss = "released" if loss == "fused" and workload.objective != SFT else loss
     for axes, micro in itertools.product(divisions(workload, cluster, choice), workload.micro_batches):
         data = axes.data(cluster.gpus)
         accumulation, rest = divmod(workload.batch, micro * data)

@@ -13,7 +13,7 @@ from ...train.model.adapters import trains
 from ...train.recipe.objectives import SFT
 from ..choice import averaging_advice, explain, goals, search
 from ..choice.strategies import UNPROVEN
-from ..choice.workload import Candidate, Cluster, Workload
+from ..choice.workload import WITH_LIGER, Candidate, Cluster, Workload
 from ..costs.division import division
 from ..costs.estimate import Estimate, intervals, memory_group, parts, time_group, unseen
 from ..costs.host_memory import host
@@ -119,7 +119,7 @@ def between(low: str, high: str) -> str:
 
 def with_liger(workload: Workload, cluster: Cluster, winner: Candidate) -> None:
     """Print what fused kernels would bring, which need a package that requirements.txt leaves out."""
-    other = search.chosen(search.candidates(replace(workload, kernels=("Liger",)), cluster))
+    other = search.chosen(search.candidates(replace(workload, kernels=WITH_LIGER), cluster))
     if other and winner.seconds > 1.01 * other.seconds:
         speed, gain = speed_of(other.estimate)[0], winner.seconds / other.seconds - 1
         say(

@@ -27,7 +27,7 @@ from ..choice.job_of_recipe import (
     published_model,
     published_models,
 )
-from ..choice.workload import Candidate, Workload
+from ..choice.workload import WITH_LIGER, Candidate, Workload
 from ..costs.host_memory import host
 from ..costs.job import Job
 from ..shape.find import RECIPES, config_of, positions_of, stretches
@@ -82,7 +82,7 @@ def body(
         "optim": job.optimizer if job.optimizer != Job.optimizer else None,
         "activation_checkpointing": job.checkpointing == "full",
         "torch_compile": candidate.kernels == "torch.compile" or None,
-        "use_liger_kernel": candidate.kernels == "Liger" or None,
+        "use_liger_kernel": candidate.kernels in WITH_LIGER or (None if workload.images else "auto"),
         "tiled_loss": "auto" if job.loss == "tiled" else None,
         "save_total_limit": 1 if size > 1e11 else None,
         "hostfile": hostfile,
@@ -97,6 +97,10 @@ def body(
     }
     of_base = "of words that a base model knows" if ordinary else "a base model has none; its tokenizer has the tokens"
     texts["why_template"] = of_base if source.base else "renders as the model's own, which has no generation marks"
+    asked = candidate.kernels in WITH_LIGER
+    texts["why_liger"] = (
+        "as `plan --liger` counts" if asked else "where this host's GPUs prove them faster (docs/gpu.md)"
+    )
     texts |= _of_answers(job) if workload.objective == SFT else _of_preferences(workload)
     texts["checkpoint"] = f"{size / 1e12:.1f} TB" if size >= 1e12 else f"{figure(size / 1e9, 0)} GB"
     texts |= {} if hostfile else {"no_hostfile": "null"}

@@ -135,11 +135,10 @@ def _changes(run: Run, config: "PreTrainedConfig", own: Estimate) -> dict[str, l
     ]
     if not training.activation_checkpointing:
         changes.append(Change("checkpointing", "--activation_checkpointing", {"activation_checkpointing": True}))
-    if job.loss not in ("fused", "tiled"):
-        if find_spec("liger_kernel") and not training.torch_compile:
-            changes.append(Change("loss", "--use_liger_kernel", {"use_liger_kernel": True}))
-        if axes.tensor * axes.stages == 1:
-            changes.append(Change("loss", "--tiled_loss auto", {"tiled_loss": "auto"}))
+    if find_spec("liger_kernel") and not (training.torch_compile or run.kernels.use_liger_kernel):
+        changes.append(Change("kernels", "--use_liger_kernel", {"use_liger_kernel": True}))
+    if job.loss != "tiled" and axes.tensor * axes.stages == 1:
+        changes.append(Change("loss", "--tiled_loss auto", {"tiled_loss": "auto"}))
     if run.strategy.replicas == 1:
         changes += _other_strategies(run, config, own)
     kinds = dict.fromkeys(change.kind for change in changes)

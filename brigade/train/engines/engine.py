@@ -32,6 +32,7 @@ from ..watch.stopping import Stopping
 from ..watch.throughput import Meter
 from . import recomputing, shares
 from .gradient_clipping import clip_
+from .kernels import apply_liger
 from .muon import Muon
 
 if TYPE_CHECKING:
@@ -77,6 +78,10 @@ class Engine:
         """Return what from_pretrained is told about where weights lie: each goes straight to this rank's GPU. Were the model
         first whole in the host's memory, it would take 4 bytes per parameter there, on each rank."""
         return {} if self.cpu else {"device_map": {"": torch.device("cuda", torch.cuda.current_device())}}
+
+    def fuse(self, model: PreTrainedModel) -> None:
+        """Put Liger's kernels into load_model()'s model, before its loss and adapters."""
+        apply_liger(model, self.run.settings.place("use_liger_kernel"))
 
     def with_adapters(self, model: torch.nn.Module, weights: str) -> PreTrainedModel:
         """Return load_model()'s model with adapters. weights: where its own came from"""

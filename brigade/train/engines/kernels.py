@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
 from typing import TYPE_CHECKING
 
 import torch
 
+from ...errors import UserError
 from .. import upstream
 from ..distributed import ranks
 from ..host.cluster import World
-from ..model import attention
+from ..model import attention, trial
 from ..recipe.settings import Settings
 from ..run.directory import Kernels
 from ..run.offers import Offers, Proofs
@@ -44,10 +46,10 @@ def choose_liger(settings: Settings) -> tuple[bool, str]:
     """Whether Liger's kernels are used, and if they were asked for and are not, why."""
     if not settings.recipe.training.use_liger_kernel:
         return False, ""
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":  # Triton's way to run without one
         return False, "off: its Triton kernels need a GPU"
     if importlib.util.find_spec("liger_kernel") is None:
-        return False, "off: pip install liger-kernel"
+        return False, "off: pip install --no-deps -r requirements-gpu.txt"
     return True, ""
 
 
@@ -55,6 +57,34 @@ def has_compiler(gpu: bool) -> bool:
     """Whether this host has Triton's compiler, or inductor's."""
     compilers = [os.environ.get("CC", "gcc"), "clang"] if gpu else [os.environ.get("CXX", "g++")]
     return any(map(shutil.which, compilers))
+
+
+def apply_liger(model: PreTrainedModel, place: str = "use_liger_kernel") -> None:
+    """Put Liger's norms, rotary embedding and gated MLPs into a model, in place, before its loss, adapters and engines.
+
+    Each computes with the weights of its own module alone, which every engine has whole there, or an element at a time, so
+    that a tensor group's columns do not matter. Liger's losses multiply by the head's weight themselves, of which a rank may have
+    a part: tiled_loss saves the same memory everywhere. Experts stay Transformers' grouped products, which axes divide.
+
+    Raises UserError at `place` for a model of which Liger knows nothing, where Liger itself says nothing.
+    """
+    from transformers.integrations.liger import apply_liger_kernel
+
+    before = _with_own_forward(model)
+    modules = {type(module).__module__ for module in model.modules()}
+    were = {name: dict(vars(sys.modules[name])) for name in modules if name.startswith("transformers.")}
+    gated = not any(map(upstream.are_experts, model.modules()))
+    losses = {"fused_linear_cross_entropy": False, "cross_entropy": False}
+    apply_liger_kernel(model, losses | {"swiglu": gated, "geglu": gated})
+    for name, values in were.items():
+        replaced = {key: value for key, value in values.items() if vars(sys.modules[name])[key] is not value}
+        trial.REPLACED[name] = replaced | trial.REPLACED.get(name, {})
+    if _with_own_forward(model) == before:
+        raise UserError(place, f"Liger has no kernels for {model.config.model_type}", "leave it out")
+
+
+def _with_own_forward(model: PreTrainedModel) -> int:
+    return sum("forward" in vars(module) for module in model.modules())
 
 
 def compile_layers(model: PreTrainedModel) -> None:

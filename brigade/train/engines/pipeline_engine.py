@@ -63,6 +63,10 @@ class PipelineEngine(Engine):
         attention, where = self.run.kernels.attention, self.where()
         return load.load_model(settings, weights, self.load_dtype(), attention, model_class=of_stage, **where)
 
+    def fuse(self, model: PreTrainedModel) -> None:
+        with splitting.in_whole(model, empty_model(self.run.settings, model.config)):  # Liger goes through all layers
+            super().fuse(model)
+
     def with_adapters(self, model: PreTrainedModel, weights: str) -> PreTrainedModel:
         with splitting.in_whole(model, empty_model(self.run.settings, model.config)):
             return super().with_adapters(model, weights)

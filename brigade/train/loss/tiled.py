@@ -116,19 +116,21 @@ def _tile_mlps(model: "PreTrainedModel", tokens: int) -> None:
     if not mlps:
         raise TypeError(f"its layers have no {' or '.join(_MLPS)}")
     for mlp in mlps:
-        mlp.forward = _Tiles(mlp, tokens)
+        mlp.forward = _Tiles(mlp.forward, tokens)
         gather_whole(mlp)
 
 
 class _Tiles:
-    """The forward method of an MLP, by tiles: (sequences, tokens, hidden size) -> the same shape."""
+    """The forward method of an MLP, by tiles: (sequences, tokens, hidden size) -> the same shape.
 
-    def __init__(self, mlp: torch.nn.Module, tokens: int) -> None:
-        self.mlp, self.tokens = mlp, tokens
+    whole: the method that it had, which may be Liger's
+    """
+
+    def __init__(self, whole: Callable[..., torch.Tensor], tokens: int) -> None:
+        self.whole, self.tokens = whole, tokens
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        whole = type(self.mlp).forward
-        return torch.cat([_again(whole, self.mlp, tile) for tile in hidden.split(self.tokens, dim=1)], dim=1)
+        return torch.cat([_again(self.whole, tile) for tile in hidden.split(self.tokens, dim=1)], dim=1)
 
 
 def _again(compute: Callable[..., torch.Tensor], *given: object) -> torch.Tensor:
@@ -143,8 +145,6 @@ def check(settings: Settings, config: "PreTrainedConfig") -> None:
     """Raise UserError where a model computes something else by tiles, as a tiny random one of its architecture shows."""
     training, section = settings.recipe.training, settings.recipe.model
     loss, mlp = settings.place("tiled_loss"), settings.place("tiled_mlp")
-    if training.tiled_loss and training.use_liger_kernel:
-        raise UserError(loss, "Liger's own loss never makes whole logits either", "keep one of the two")
     targets = [] if section.lora_target_modules == "all-linear" else section.lora_target_modules
     if training.tiled_loss and section.use_peft and any(fits_layer("lm_head", target) for target in targets):
         raise UserError(loss, "adapters on lm_head need its logits", "take lm_head out of lora_target_modules")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,15 +18,30 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 
+# What modules of models had before Liger's kernels took the place of classes and functions: a tiny model is computed on the
+# CPU, and partly in fp64, where these kernels are not. {module: {name: value}}
+REPLACED: dict[str, dict[str, object]] = {}
 FAILS = "a tiny model to try it with fails"
 
 
 @contextmanager
 def alone() -> Iterator[None]:
     """Compute on the CPU, with the same random numbers each time; the process's own stay as they are."""
-    with upstream.without_zero3(), torch.random.fork_rng(devices=[]), torch.device("cpu"):
+    with _models_as_they_were(), upstream.without_zero3(), torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(0)
         yield
+
+
+@contextmanager
+def _models_as_they_were() -> Iterator[None]:
+    now = {name: {key: vars(sys.modules[name])[key] for key in values} for name, values in REPLACED.items()}
+    try:
+        for name, values in REPLACED.items():
+            vars(sys.modules[name]).update(values)
+        yield
+    finally:
+        for name, others in now.items():
+            vars(sys.modules[name]).update(others)
 
 
 @dataclass(frozen=True)

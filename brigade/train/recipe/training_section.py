@@ -83,7 +83,7 @@ class TrainingSection(ObjectiveKeys):
     torch_compile: bool = False
     """Compile the decoder layers and the loss with torch.compile. auto: where that is proven on this run's GPUs and faster."""
     use_liger_kernel: bool = False
-    """Fused Triton kernels for norms, rotary embedding, MLP and loss (GPU). auto: as torch_compile."""
+    """Liger's Triton kernels for norms, rotary embedding and gated MLPs (GPU); loss: tiled_loss. auto: as torch_compile."""
     router_aux_loss_coef: AtLeastZero | None = None
     """Weight of a mixture's loss that rewards sending tokens to all experts alike, over all tokens of a step
     (docs/experts.md). null: config.json's own where it says output_router_logits, else 0."""

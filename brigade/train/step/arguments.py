@@ -6,7 +6,6 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ..engines.engine import Engine
-from ..recipe.objectives import objective_of
 from ..recipe.training_section import OWN_OPTIMIZERS
 from ..run.directory import Run
 from ..upstream.trainer import let_swanlab_have_no_run
@@ -48,8 +47,6 @@ def training_arguments(run: Run, engine: Engine, train_samples: int, resuming: b
     if training.save_steps:
         # auto: by no number, but when save_interval.py says so
         options["save_steps"] = NEVER if training.save_steps == "auto" else training.save_steps
-    if objective_of(training).compares:  # Liger's own loss is a sum over tokens, and each one's is asked for
-        options["liger_kernel_config"] = {"fused_linear_cross_entropy": False, "cross_entropy": False}
     if training.eval_steps:
         options |= {"eval_strategy": "steps", "eval_steps": training.eval_steps}  # checkpoints.py keeps the best one
     arguments = TrainingArguments(
@@ -61,7 +58,6 @@ def training_arguments(run: Run, engine: Engine, train_samples: int, resuming: b
         warmup_steps=warmup(run, steps),
         lr_scheduler_kwargs=schedule_arguments(run, steps),
         dataloader_num_workers=workers if workers != "auto" else 0 if engine.cpu else 2,
-        use_liger_kernel=run.kernels.use_liger_kernel,
         use_cpu=engine.cpu,
         eval_on_start=not resuming,
         disable_tqdm=True,  # progress.py shows it

@@ -69,6 +69,8 @@ def build_trainer(
     engine = choose_engine.engine_of(run)
     args = arguments.training_arguments(run, engine, len(data.train), resuming=checkpoint is not None)
     model = engine.load_model(weights)
+    if run.kernels.use_liger_kernel:
+        engine.fuse(model)
     own_loss.apply(model, run.settings)
     if run.settings.recipe.model.use_peft:
         model = engine.with_adapters(model, weights)

@@ -9,7 +9,7 @@ import yaml
 from brigade.kernels import auto, judging, models, paths, proofs, prove, worker
 from brigade.train.host.cluster import World
 from brigade.train.recipe.schema import BY_PROOF, identity, recorded
-from brigade.train.strategy import Strategy
+from brigade.train.strategy import Strategy, refusal
 from brigade.train.strategy.axes import NONE, Axes
 from testing.made_up_kernels import H100, LLAMA, RUN, SHAPES, WORLD
 
@@ -212,20 +212,28 @@ def test_compiled_layers_are_proven_together_with_the_attention_of_a_cpu():
 
 
 # ---- where a run computes in another way than a proof ----------------------------------------------------------------
-LIGER, COMPILED = "use_liger_kernel", "torch_compile"
+COMPILED = "torch_compile"
 
 
 @pytest.mark.parametrize("kind, axes, flags, expected", [
     ("single", NONE, (), set()),
     ("ddp", NONE, (), set()),
     ("zero2", NONE, (), set()),
-    ("zero3", NONE, (), {LIGER}),
-    ("fsdp2", NONE, (), {LIGER}),
-    ("zero1", Axes(tensor=2), (), {LIGER, COMPILED}),
-    ("ddp", NONE, ("--tiled_loss", "auto"), {LIGER}),
+    ("zero3", NONE, (), set()),
+    ("fsdp2", NONE, (), set()),
+    ("zero1", Axes(tensor=2), (), {COMPILED}),
+    ("ddp", NONE, ("--tiled_loss", "auto"), set()),
     ("ddp", NONE, ("--tiled_mlp", "auto"), {COMPILED}),
+    ("fsdp2", NONE, ("--activation_checkpointing",), {COMPILED}),
+    ("zero3", NONE, ("--activation_checkpointing",), set()),
+    ("ddp", NONE, ("--activation_checkpointing", "selective"), {COMPILED}),
 ])  # fmt: skip
 def test_what_no_proof_decides(load, kind, axes, flags, expected):
     training, strategy = load(*RUN, *ALL, *flags).recipe.training, Strategy(kind, kind, "flag", axes=axes)
     assert auto.closed(training, strategy, compiler=True) == expected
     assert auto.closed(training, strategy, compiler=False) == expected | {COMPILED}
+
+
+def test_compiled_layers_with_adapters_are_not_computed_again_under_fsdp2():
+    asked = {"method": "lora", "torch_compile": True, "activation_checkpointing": True}
+    assert refusal(kind="fsdp2", **asked)["key"] == COMPILED and refusal(kind="zero3", **asked) is None
