@@ -33,9 +33,9 @@ def own(function: Any) -> Any:
 
 
 # ---- whom it is compared with ------------------------------------------------------------------------------------
-@estimate.best_share.register
+@estimate.product_flops.register
 def _(job: PublishedJob, device: Gpu) -> float:
-    return math.inf  # what train.py may promise bounds nobody else's stack
+    return math.inf if job.fp8 else float(own(estimate.product_flops)(job, device))
 
 
 @estimate.time_group.register
