@@ -12,6 +12,7 @@ from ..hardware import Gpu, gpu
 from ..hardware.network import is_measured, joined, unproven_cards
 from .job import Job
 from .memory import GIB, Memory, moments, stream_pool
+from .reserved import reserved_with_room
 from .step_time import StepTime, before_seconds, step_time
 
 
@@ -76,6 +77,17 @@ class Estimate:
         return self.gpu.memory_gib - self.device_gib
 
     @property
+    def reserved_gib(self) -> float:
+        """torch.cuda.max_memory_reserved where the card has room, at most what the card has"""
+        most = self.gpu.memory_gib - self.context / GIB
+        return max(self.allocated_gib, min(reserved_with_room(self.job) / GIB, most))
+
+    @property
+    def shown_gib(self) -> float:
+        """GiB that nvidia-smi shows as used: what torch reserves, CUDA's context and NCCL's buffers."""
+        return self.reserved_gib + self.context / GIB
+
+    @property
     def may_fit(self) -> bool:
         """Whether the card has room for what is expected."""
         return self.spare_gib >= 0
@@ -121,6 +133,11 @@ class Estimate:
         low, high = factors("memory", memory_group(self.job))
         return self.allocated_gib * low, self.allocated_gib * high
 
+    def shown_interval(self) -> tuple[float, float]:
+        """Return the 80 % interval of the GiB that nvidia-smi shows, at most what the card has."""
+        low, high = factors("device", memory_group(self.job))
+        return self.shown_gib * low, max(self.shown_gib, min(self.shown_gib * high, self.gpu.memory_gib))
+
     def time_interval(self) -> tuple[float, float]:
         """Return the 80 % interval of the seconds of a step, with those that a network takes which is only named.
 
@@ -139,7 +156,7 @@ def parts(of: Memory | StepTime, unit: float, least: float) -> str:
 
 def memory_group(job: Job) -> str:
     """Return the runs that a job's memory is judged by."""
-    return "offload" if job.offload else "DeepSpeed" if job.deepspeed else "DDP and FSDP2"
+    return "offload" if job.offload else "on the GPU"
 
 
 @functools.singledispatch
@@ -170,7 +187,10 @@ def unseen(what: str, group: str) -> bool:
 
 
 def factors(what: str, group: str) -> tuple[float, float]:
-    """Return the factors on a prediction between which 80 % of a group's measured runs lie. what: "memory" or "time" """
+    """Return the factors on a prediction between which 80 % of a group's measured runs lie.
+
+    what: "memory", what torch allocates; "device", what it reserves, or nvidia-smi shows; "time"
+    """
     known = intervals()[what]
     low, high = known.get(group, known["unseen"])
     return low, high
