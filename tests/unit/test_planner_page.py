@@ -88,16 +88,17 @@ def test_an_interval_of_memory_is_one_of_what_was_measured():
 def test_intervals_hold_sources_left_out_and_are_no_wider_than_that_needs():
     """Of all sources, each weighing alike, and of those to whose rows no constant is fitted."""
     new = {run.name for run in planner_rows.strangers()}
-    for what, widest, least in (("memory", 1.6, 0.7), ("device", 2.0, 0.0), ("time", 1.8, 0.7)):
+    for what, widest in (("memory", 1.6), ("device", 2.0), ("time", 1.8)):
         inside, wide = planner_intervals.within(what), planner_intervals.widths(what)
         runs = [run for run in [*planner_rows.runs(), *planner_rows.strangers()] if run.name in inside]
         held = planner_intervals.covered([inside[run.name] for run in runs], [run.source for run in runs])
         assert 0.75 <= held <= 0.92, what
         assert statistics.median(wide[run.name] for run in runs) <= widest, what
         seen = [run for run in runs if run.name in new]
-        assert planner_intervals.covered([inside[run.name] for run in seen], [run.source for run in seen]) >= least, (
-            what
-        )
+        if len({run.source for run in seen}) >= planner_intervals.ENOUGH:  # two of them say what nvidia-smi shows
+            assert planner_intervals.covered([inside[run.name] for run in seen], [run.source for run in seen]) >= 0.7, (
+                what
+            )
 
 
 def test_a_baseline_of_three_formulas_is_worse_than_the_planner():
