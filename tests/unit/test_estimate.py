@@ -214,8 +214,9 @@ def test_activations_need_more_room_than_states():
 
 def test_what_nvidia_smi_shows_has_an_interval_of_its_own():
     """With room the allocator keeps more than it has to, and never more than the card has."""
-    for engine in ("zero", "fsdp2", "ddp"):
-        found = estimate(job(engine=engine, stage=3 * (engine != "ddp")))
+    for engine in ("zero", "fsdp2"):
+        found = estimate(job(engine=engine, stage=3, data=64, checkpointing="full"))
+        assert found.may_fit
         assert found.allocated_gib <= found.reserved_gib == pytest.approx(found.shown_gib - found.context / GIB)
         assert found.shown_gib <= found.gpu.memory_gib
         low, high = found.shown_interval()

@@ -86,7 +86,7 @@ def test_an_interval_of_memory_is_one_of_what_was_measured():
 
 
 def test_intervals_hold_sources_left_out_and_are_no_wider_than_that_needs():
-    """Of all sources, each weighing alike, and of those to whose rows no constant is fitted."""
+    """Each source weighs alike: of all, and of those to whose rows no constant is fitted."""
     new = {run.name for run in planner_rows.strangers()}
     for what, widest in (("memory", 1.6), ("device", 2.0), ("time", 1.8)):
         inside, wide = planner_intervals.within(what), planner_intervals.widths(what)
