@@ -24,7 +24,7 @@ from brigade.plan.costs import conventions
 from brigade.plan.hardware import calibration
 
 from .pages import EVIDENCE, RESULTS, markdown, read, save, write
-from .planner_intervals import groups, widths, within
+from .planner_intervals import groups, other_programs, widths, within
 from .planner_rows import CHIPS, Run, _estimate, estimated, fit, left_out, memory_error, runs, speed_error, strangers
 from .planner_tables import first_choices
 from .published import job, table
@@ -99,7 +99,7 @@ def without(name: str) -> Iterator[None]:
 
 
 def _forget() -> None:
-    for remembered in (hardware.usual_share, _estimate, groups):
+    for remembered in (hardware.usual_share, _estimate, groups, other_programs):
         remembered.cache_clear()
 
 
@@ -121,8 +121,9 @@ def measured(name: str, usual: dict[str, float]) -> dict[str, Any]:
         }.items():
             _, median, p90 = table.quantiles(error - 1 for error in errors)
             found |= {f"{what}_median": f"{median:.2f}", f"{what}_p90": f"{p90:.1f}"}
-        for what in ("time", "memory"):
-            inside, wide = within(what), widths(what)
+        for what, kinds in {"time": ["time"], "memory": ["memory", "device"]}.items():
+            inside = {run: one for kind in kinds for run, one in within(kind).items()}
+            wide = {run: one for kind in kinds for run, one in widths(kind).items()}
             known = [run for run in everyone if run.name in inside]
             found[f"{what}_held"] = f"{100 * statistics.mean(inside[run.name] for run in known):.1f}"
             found[f"{what}_width"] = f"{statistics.median(wide[run.name] for run in known):.2f}"

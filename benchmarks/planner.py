@@ -22,7 +22,7 @@ from brigade.plan.hardware import calibration
 from . import loading
 from .pages import EVIDENCE, REPOSITORY, filled, markdown
 from .planner_hosts import disk_table, memory_table
-from .planner_intervals import groups, of_hosts, within
+from .planner_intervals import groups, of_hosts, other_programs, within
 from .planner_rows import CHIPS, TABLES, _estimate, best, fit, left_out, memory_error, runs, speed_error
 from .planner_tables import (
     beside_simumax,
@@ -36,6 +36,7 @@ from .planner_tables import (
     spread,
 )
 from .published.table import counts_allocated
+from .published.verdict import OTHER_PROGRAMS
 
 PAGE = EVIDENCE / "planner-accuracy.md"
 INTERVALS = REPOSITORY / "brigade" / "plan" / "costs" / "intervals.yaml"
@@ -95,9 +96,9 @@ def tables() -> dict[str, str]:
         "sets": by_set(TABLES, runs()),
         "sources": leave_one_out(lambda run: run.source, "source", within("time")),
         "models": leave_one_out(lambda run: run.model, "model", within("time")),
-        "memory": memory_left_out(within("memory")),
+        "memory": memory_left_out(within("memory") | within("device")),
         "first-choices": first_choices(runs()),
-        "engines": by_engine(within("time"), within("memory")),
+        "engines": by_engine(within("time"), within("memory") | within("device")),
         "chips": by_chip(lambda run: factors("time", time_group(run.job, hardware.gpu(run.job.gpu)))),
         "simumax": beside_simumax(),
         "playbook": markdown(["the whole table", "rows", "error"], whole),
@@ -116,7 +117,12 @@ def tables() -> dict[str, str]:
                     f"{100 * group.covers:.0f}%",
                     f"{sum(group.held)} of {len(group.rows)}",
                 ]
-                for what, found in {"memory": groups("memory"), "time": groups("time"), "hosts": of_hosts()}.items()
+                for what, found in {
+                    "memory": groups("memory") | {OTHER_PROGRAMS: other_programs()},
+                    "device": groups("device"),
+                    "time": groups("time"),
+                    "hosts": of_hosts(),
+                }.items()
                 for name, group in found.items()
             ],
         ),
@@ -126,8 +132,9 @@ def tables() -> dict[str, str]:
 def intervals() -> str:
     """intervals.yaml."""
     lines = ["# Factors on a prediction between which 80 % of measurements lie: python -m benchmarks.planner"]
-    for what in ("memory", "time"):
+    for what in ("memory", "device", "time"):
         lines.append(f"{what}:")
+        lines += [f"  {OTHER_PROGRAMS}: {list(other_programs().between)}"] if what == "memory" else []
         lines += [
             f"  {name}: {list(group.between)}"
             for name, group in groups(what).items()
@@ -169,7 +176,13 @@ def main(argv: list[str] | None = None) -> int:
             changed.append(path.relative_to(REPOSITORY))
             if not options.check:
                 path.write_text(text)
-                for remembered in (table, hardware.usual_share, _estimate, groups):  # with what was written
+                for remembered in (
+                    table,
+                    hardware.usual_share,
+                    _estimate,
+                    groups,
+                    other_programs,
+                ):  # with what was written
                     remembered.cache_clear()
 
     sustained = fit(runs())

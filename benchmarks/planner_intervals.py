@@ -18,8 +18,8 @@ from brigade.plan.costs import conventions
 from brigade.plan.costs.estimate import memory_group, time_group
 
 from .planner_hosts import checkpoints, published
-from .planner_rows import first_sight, left_out, memory_error, runs, speed_error, strangers
-from .published.reserved import OTHER_PROGRAMS
+from .planner_rows import Run, first_sight, left_out, memory_error, runs, speed_error, strangers
+from .published.table import counts_allocated
 
 Rows = list[tuple[Any, float]]  # runs, or measured hosts, with predicted over measured
 Ends = tuple[float, float]
@@ -48,6 +48,10 @@ class Group:
     @property
     def unseen(self) -> bool:
         return self.sources < ENOUGH
+
+    @property
+    def width(self) -> float:
+        return self.between[1] / self.between[0]
 
 
 def ends(rows: Rows, of: Callable[[Any], str], tail: float, farther: float) -> Ends:
@@ -120,20 +124,21 @@ def _as_wide_as_needed(
 
 @cache
 def groups(what: str) -> dict[str, Group]:
-    """Return the groups of "memory" or "time" by name. Under `unseen` are the rows of all that have too few sources, and what is
-    promised there: see never_seen."""
+    """Return the groups by name of "memory", what torch allocates; "device", what it reserves, or nvidia-smi shows; or "time".
+
+    Memory is of train.py's engines. Under `unseen` are the rows of all that have too few sources, and what is promised there: see
+    never_seen."""
     rows: dict[str, Rows] = defaultdict(list)
-    if what == "memory":
-        for run in [*runs(), *strangers()]:
-            if run.memory and run.says_what and run.job.engine in conventions.ENGINES:
-                rows[memory_group(run.job)].append((run, memory_error(run)))
-    else:
+    if what == "time":
         new = [(run, speed_error(run, {})) for run in strangers() if run.speed]
         known = [*itertools.chain.from_iterable(left_out(lambda run: run.source).values()), *new]
         for run, error in known:
             if run.healthy:
                 rows[time_group(run.job, hardware.gpu(run.job.gpu))].append((run, 1 / error))
-    apart = {OTHER_PROGRAMS: grouped(first_seen())} if what == "memory" else {}
+    else:
+        for run in measured(what):
+            if run.job.engine in conventions.ENGINES:
+                rows[memory_group(run.job)].append((run, memory_error(run)))
     found = {name: grouped(members) for name, members in sorted(rows.items())}
     unseen = never_seen(found)
     held = {run.name: one for (run, _), one in zip(unseen.rows, unseen.held, strict=True)}
@@ -142,7 +147,19 @@ def groups(what: str) -> dict[str, Group]:
             inside = [held[run.name] for run, _ in group.rows]
             covers = covered(inside, (run.source for run, _ in group.rows))
             found[name] = replace(group, between=unseen.between, held=inside, covers=covers)
-    return found | {"unseen": unseen} | apart
+    return found | {"unseen": unseen}
+
+
+def measured(what: str) -> list[Run]:
+    """Return the runs whose sources say that they measured this memory: "memory" or "device"."""
+    known = [run for run in [*runs(), *strangers()] if run.memory and run.says_what]
+    return [run for run in known if counts_allocated(run.row) == (what == "memory")]
+
+
+@cache
+def other_programs() -> Group:
+    """Return the group of programs as they were first seen."""
+    return grouped(first_seen())
 
 
 def first_seen() -> Rows:
@@ -153,13 +170,17 @@ def first_seen() -> Rows:
 
 def within(what: str) -> dict[str, bool]:
     """Return for a run's name whether it lies in the interval that the other sources give."""
-    found = groups(what).values()
-    return {run.name: held for group in found for (run, _), held in zip(group.rows, group.held, strict=True)}
+    return {run.name: held for group in groups(what).values() for run, held in holds(group)}
+
+
+def holds(group: Group) -> list[tuple[Run, bool]]:
+    """Return whether each run of a group lies in the interval that its other sources give."""
+    return [(run, held) for (run, _), held in zip(group.rows, group.held, strict=True)]
 
 
 def widths(what: str) -> dict[str, float]:
     """Return for a run's name the upper end of its group's interval over the lower."""
-    return {run.name: group.between[1] / group.between[0] for group in groups(what).values() for run, _ in group.rows}
+    return {run.name: group.width for group in groups(what).values() for run, _ in group.rows}
 
 
 @cache

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.published import table
 from benchmarks.published.job import PublishedJob
 from benchmarks.published.parse_columns import Inexpressible
-from benchmarks.published.reserved import verdict
+from benchmarks.published.verdict import verdict
 from brigade.errors import UserError
 from brigade.plan import hardware
 from brigade.plan.costs.estimate import Estimate, estimate

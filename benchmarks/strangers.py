@@ -15,11 +15,12 @@ from typing import Any
 
 from brigade.plan import hardware
 from brigade.plan.constants import CONSTANTS
-from brigade.plan.costs.estimate import memory_group, time_group
+from brigade.plan.costs.estimate import time_group
 from brigade.plan.hardware import calibration
 
+from . import baseline
 from .pages import EVIDENCE, command, markdown
-from .planner_intervals import widths, within
+from .planner_intervals import grouped, groups, holds, other_programs
 from .planner_rows import (
     DATA,
     HEALTHY,
@@ -37,6 +38,7 @@ from .published import table
 from .published.table import counts_allocated, predict
 
 PAGE = EVIDENCE / "planner-accuracy.md"
+ALLOCATED, SHOWN, FIRST_SIGHT = "allocated", "reserved, or shown by nvidia-smi", "memory at first sight"
 
 
 def measured(run: Run) -> str:
@@ -116,37 +118,67 @@ def coverage() -> str:
 
     Beside them is how wide it is, the upper end over the lower: the median of the rows.
 
-    Times are of runs in 16 bits with an MFU above HEALTHY.
+    Memory is of train.py's engines, but at first sight. Times are of runs in 16 bits with an MFU above HEALTHY.
     """
-    timed = [run for run in strangers() if run.speed and run.healthy and not run.job.fp8]
-    inside = {what: within(what) for what in ("memory", "time")}
-    wide = {what: widths(what) for what in inside}
-    memory = {run: inside["memory"][run.name] for run in strangers() if run.memory and run.says_what}
-    times = {run: inside["time"][run.name] for run in timed}
+    new = {run.name for run in strangers()}
+    seen: dict[str, dict[Run, tuple[bool, float]]] = {
+        name: {run: (held, group.width) for group in of for run, held in holds(group) if run.name in new}
+        for name, of in {
+            ALLOCATED: groups("memory").values(),
+            SHOWN: groups("device").values(),
+            FIRST_SIGHT: [other_programs()],
+            "time": groups("time").values(),
+        }.items()
+    }
+    seen["time"] = {run: one for run, one in seen["time"].items() if not run.job.fp8}
 
     def interval(run: Run) -> str:
         return f"`{time_group(run.job, hardware.gpu(run.job.gpu))}`"
 
-    ways: list[tuple[str, dict[Run, bool], Callable[[Run], str]]] = [
-        ("memory", memory, lambda run: "all"),
-        ("memory", memory, lambda run: f"`{memory_group(run.job)}`"),
-        ("memory", memory, lambda run: run.job.engine),
-        ("time", times, lambda run: "all"),
-        ("time", times, place),
-        ("time", times, interval),
-        ("time", times, lambda run: f"{run.job.engine}, {place(run)}"),
+    def engine(run: Run) -> str:
+        return str(run.job.engine)
+
+    ways: list[tuple[str, Callable[[Run], str]]] = [
+        *((what, name_of) for what in (ALLOCATED, SHOWN, FIRST_SIGHT) for name_of in (lambda run: "all", engine)),
+        ("time", lambda run: "all"),
+        ("time", place),
+        ("time", interval),
+        ("time", lambda run: f"{run.job.engine}, {place(run)}"),
     ]
     lines = []
-    for what, held, name_of in ways:
-        groups: dict[str, list[Run]] = defaultdict(list)
-        for run in held:
-            groups[name_of(run)].append(run)
-        for name, of in sorted(groups.items()):
-            count = sum(held[run] for run in of)
-            width = statistics.median(wide[what][run.name] for run in of)
+    for what, name_of in ways:
+        members: dict[str, list[Run]] = defaultdict(list)
+        for run in seen[what]:
+            members[name_of(run)].append(run)
+        for name, of in sorted(members.items()):
+            count = sum(seen[what][run][0] for run in of)
+            width = statistics.median(seen[what][run][1] for run in of)
             share = f"{count} ({100 * count / len(of):.0f}%)"
             lines.append([what, name, len({run.source for run in of}), len(of), share, f"{width:.2f}"])
     return markdown(["of", "interval, place or engine", "sources", "rows", "in the interval", "its width"], lines)
+
+
+def beside_baseline() -> str:
+    """Compare the planner with a baseline on strangers' rows: errors, coverage and width, of intervals that are made alike.
+
+    Of either, all rows that measured the same are one group, and a row is held where it lies in the interval of other sources.
+    """
+    new, lines = {run.name for run in strangers()}, []
+    for what, title in {"memory": ALLOCATED, "device": SHOWN, "time": "time"}.items():
+        theirs = baseline.group(what)
+        found = grouped(
+            [(run, 1 / speed_error(run, {}) if what == "time" else memory_error(run)) for run, _ in theirs.rows]
+        )
+        told: list[Any] = []
+        for of in (found, theirs):
+            known = [(error, held) for (run, error), held in zip(of.rows, of.held, strict=True) if run.name in new]
+            off = [1 / error if what == "time" else error for error, _ in known]
+            told += [baseline.spread(off), f"{sum(held for _, held in known)} of {len(known)}", f"{of.width:.2f}"]
+        sources = len({run.source for run, _ in theirs.rows if run.name in new})
+        lines.append([title, sources, *told])
+    each = ["median, p90", "in its interval", "its width"]
+    head = ["of", "sources", *(f"{who}: {what}" for who in ("planner", "baseline") for what in each)]
+    return markdown(head, lines)
 
 
 def scaling() -> str:
@@ -179,6 +211,7 @@ def tables() -> dict[str, str]:
         "strangers-verdicts": verdicts(),
         "strangers-refused": refused(),
         "strangers-coverage": coverage(),
+        "strangers-baseline": beside_baseline(),
         "strangers-sets": by_set(STRANGERS, strangers()),
         "strangers-choices": first_choices(strangers()),
         "scaling": scaling(),

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from brigade.plan.constants import CONSTANTS
-from brigade.plan.costs import activations, communication, estimate, layer, memory, stages, step_time
+from brigade.plan.costs import activations, communication, estimate, layer, memory, reserved, stages, step_time
 from brigade.plan.costs.communication import Shared, sharding_seconds, tensor_seconds, ulysses_seconds
 from brigade.plan.costs.conventions import LOGIT_BYTES
 from brigade.plan.costs.division import Division, division
@@ -33,9 +33,9 @@ def own(function: Any) -> Any:
 
 
 # ---- whom it is compared with ------------------------------------------------------------------------------------
-@estimate.best_share.register
+@estimate.product_flops.register
 def _(job: PublishedJob, device: Gpu) -> float:
-    return math.inf  # what train.py may promise bounds nobody else's stack
+    return math.inf if job.fp8 else float(own(estimate.product_flops)(job, device))
 
 
 @estimate.time_group.register
@@ -212,13 +212,18 @@ def _(job: PublishedJob, stage: Stage) -> float:
 @estimate.reserved.register
 def _(job: PublishedJob, peak: Memory) -> float:
     engine = job.conventions
-    streams = CONSTANTS.short * engine.streams * moving_bytes(peak) if peak.activations else 0.0
+    streams = CONSTANTS.short * engine.streams * reserved.moving_bytes(peak) if peak.activations else 0.0
     return float(own(estimate.reserved)(job, peak, engine.fragmentation)) + streams
 
 
-def moving_bytes(peak: Memory) -> float:
-    """Return the bytes that come and go in a step."""
-    return peak.activations + peak.logits + peak.buffers
+@reserved.moving_share.register
+def _(job: PublishedJob) -> float:
+    return job.conventions.fragmentation + job.conventions.streams
+
+
+@reserved.marked_bytes.register
+def _(job: PublishedJob) -> float:
+    return float(own(reserved.marked_bytes)(job)) if job.ulysses else 0.0
 
 
 # ---- time --------------------------------------------------------------------------------------------------------

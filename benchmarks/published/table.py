@@ -11,11 +11,10 @@ from typing import Any
 
 from brigade.errors import UserError
 from brigade.plan.costs.estimate import Estimate, estimate, factors
-from brigade.plan.costs.memory import GIB
 
 from .parse_columns import Inexpressible
-from .reserved import OTHER_PROGRAMS, reserved_gib, verdict
 from .rows import as_published, job_of_row
+from .verdict import OTHER_PROGRAMS, verdict
 
 PREDICTED = (
     "pred_mem_gib",
@@ -56,7 +55,7 @@ def predict(row: Mapping[str, str]) -> dict[str, Any]:
         result = expressed(row)
         figures = (
             result.device_gib,
-            reserved_gib(result),
+            result.reserved_gib,
             result.time.total,
             result.tokens_per_second_per_gpu,
             result.mfu,
@@ -109,7 +108,7 @@ def held_gib(result: Estimate, row: Mapping[str, str]) -> float:
     """Return the GiB that a run holds: of the whole card where that was measured, else what torch's allocator reserves."""
     kind = row.get("mem_kind", "").lower()
     whole_card = "smi" in kind or "device" in kind
-    return reserved_gib(result) + (result.context / GIB if whole_card else 0.0)
+    return result.shown_gib if whole_card else result.reserved_gib
 
 
 def read_plain(path: Path) -> list[dict[str, str]]:

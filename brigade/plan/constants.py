@@ -46,6 +46,7 @@ class Constants:
     short: float
     short_in_step: float
     pools_at_most: int
+    pools_with_room: int
     context_gib: float
     collectives_gib: float
     many_ranks: int

@@ -15,6 +15,7 @@ from brigade.plan.choice.goals import Answer, answer, pick, price
 from brigade.plan.choice.search import candidates, chosen
 from brigade.plan.choice.workload import Cluster, Workload
 from brigade.plan.costs.estimate import intervals
+from brigade.plan.costs.step_time import step_time
 from brigade.plan.shape.find import described, named_shape
 from brigade.train.model.tiny import shrink
 
@@ -114,16 +115,35 @@ def test_adapters_are_not_offloaded_where_they_fit():
     assert not any("0% " in reason(one, winner) for one in ranked)
 
 
-def test_no_step_is_promised_that_would_compute_more_than_the_best_published_run():
-    """Llama 3.1 8B on eight A100s, compiled, with nothing computed again: the formulas have it at more of the peak."""
+def test_what_is_expected_is_the_formula_s_and_lies_within_its_interval():
+    """Llama 3.1 8B on eight A100s, compiled, with nothing computed again: more of the peak than the best published run."""
     winner = chosen(candidates(Workload(named_shape("llama-3.1-8b")), Cluster("A100 80GB", 8, 1)))
     assert winner
     found, s = winner.estimate, winner.estimate.job.shape
     rate = found.tokens_per_second_per_gpu * (6 * s.active + 6 * s.layers * s.query_width * 4096) / 312e12
-    assert rate == pytest.approx(intervals()["best"]["fused"]["A100 80GB"])
-    assert found.time_interval()[0] == pytest.approx(found.time.total)
+    assert rate > intervals()["best"]["fused"]["A100 80GB"] and found.time == step_time(found.job, found.gpu)
+    fast, slow = found.time_interval()
+    assert fast < found.time.total < slow
+    # No product is faster than 271 TFLOPS there. A slower card's best product cuts the interval, but not what is expected.
+    assert found.least_seconds < fast
+    for peak in (0.9, 0.8):
+        slower = replace(found, gpu=replace(found.gpu, matmul_tflops=271 * peak, sustained=1.15))
+        fast, slow = slower.time_interval()
+        assert slower.least_seconds == pytest.approx(found.least_seconds / peak)
+        assert fast == slower.least_seconds < slower.time.total < slow
     faster = replace(found, gpu=replace(found.gpu, efficiency=1.1))  # the user's own runs were
-    assert faster.time.total < found.time.total
+    assert faster.least_seconds == pytest.approx(found.least_seconds / 1.1)
+
+
+def test_what_nvidia_smi_will_show_is_said_with_its_interval(plan):
+    _, said = plan("qwen3-8b", "--gpu", "H100 80GB", "--hostfile", "hostfiles/1x8")
+    shown, low, high = map(
+        float,
+        re.search(
+            r"nvidia-smi shows ([\d.]+) of 79.1 GiB in use \(80 % interval: ([\d.]+) to ([\d.]+)\)", said
+        ).groups(),
+    )
+    assert low < shown <= high <= 80
 
 
 def test_what_a_card_lacks_says_the_margin():

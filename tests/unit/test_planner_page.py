@@ -2,12 +2,14 @@
 
 import datetime
 import re
-from dataclasses import FrozenInstanceError
+import statistics
+from dataclasses import FrozenInstanceError, replace
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
-from benchmarks import ablations, pages, planner, planner_intervals, planner_rows, strangers
+from benchmarks import ablations, baseline, pages, planner, planner_intervals, planner_rows, strangers
 from benchmarks.published import table
 from brigade.plan import constants, hardware
 from brigade.plan.costs.conventions import ENGINES
@@ -60,17 +62,56 @@ def test_nothing_is_fitted_to_strangers():
 
 def test_a_stranger_is_held_where_the_others_interval_holds_it(monkeypatch):
     job = table.expressed(ROW).job
-    near, far, silent = (
-        planner_rows.Run(ROW | {"id": name, "set": name, "mfu_pct": "40", "mem_kind": kind}, job, 20.0, 1000.0)
-        for name, kind in (("near", "max_allocated"), ("far", "max_allocated"), ("silent", "unknown"))
+    near, far, other = (
+        planner_rows.Run(
+            ROW | {"id": name, "set": name, "mfu_pct": "40", "mem_kind": "max_allocated"}, job, 20.0, 1000.0
+        )
+        for name in ("near", "far", "other")
     )
-    monkeypatch.setattr(strangers, "strangers", lambda: [near, far, silent])
-    monkeypatch.setattr(strangers, "within", lambda what: {"near": True, "far": False, "silent": what == "time"})
-    monkeypatch.setattr(strangers, "widths", lambda what: dict.fromkeys(("near", "far", "silent"), 1.5))
+    group = planner_intervals.Group([(near, 1.0), (far, 2.0), (other, 1.0)], (0.8, 1.2), [True, False, True], 3, 0.7)
+    monkeypatch.setattr(strangers, "strangers", lambda: [near, far])
+    monkeypatch.setattr(strangers, "groups", lambda what: {"all": group})
+    monkeypatch.setattr(strangers, "other_programs", lambda: replace(group, between=(0.5, 2.0)))
     counts = [line.split(" | ") for line in strangers.coverage().splitlines()[2:]]
-    assert {line[0] for line in counts} == {"| memory", "| time"}
-    assert {tuple(line[2:]) for line in counts if line[0] == "| memory"} == {("2", "2", "1 (50%)", "1.50 |")}
-    assert {tuple(line[2:]) for line in counts if line[0] == "| time"} == {("3", "3", "2 (67%)", "1.50 |")}
+    kinds = {f"| {what}" for what in (strangers.ALLOCATED, strangers.SHOWN, strangers.FIRST_SIGHT, "time")}
+    assert {line[0] for line in counts} == kinds
+    for line in counts:
+        assert line[2:] == ["2", "2", "1 (50%)", "4.00 |" if line[0] == f"| {strangers.FIRST_SIGHT}" else "1.50 |"]
+
+
+def test_an_interval_of_memory_is_one_of_what_was_measured():
+    """What torch allocates is not what it reserves: no run is in both."""
+    runs = {what: {run.name for run in planner_intervals.measured(what)} for what in ("memory", "device")}
+    assert all(runs.values()) and not runs["memory"] & runs["device"]
+
+
+def test_intervals_hold_sources_left_out_and_are_no_wider_than_that_needs():
+    """Each source weighs alike: of all, and of those to whose rows no constant is fitted."""
+    new = {run.name for run in planner_rows.strangers()}
+    for what, widest in (("memory", 1.6), ("device", 2.0), ("time", 1.8)):
+        inside, wide = planner_intervals.within(what), planner_intervals.widths(what)
+        runs = [run for run in [*planner_rows.runs(), *planner_rows.strangers()] if run.name in inside]
+        held = planner_intervals.covered([inside[run.name] for run in runs], [run.source for run in runs])
+        assert 0.75 <= held <= 0.92, what
+        assert statistics.median(wide[run.name] for run in runs) <= widest, what
+        seen = [run for run in runs if run.name in new]
+        if len({run.source for run in seen}) >= planner_intervals.ENOUGH:  # two of them say what nvidia-smi shows
+            assert planner_intervals.covered([inside[run.name] for run in seen], [run.source for run in seen]) >= 0.7, (
+                what
+            )
+
+
+def test_a_baseline_of_three_formulas_is_worse_than_the_planner():
+    for what in ("memory", "device", "time"):
+        runs = [
+            run for run, _ in baseline.group(what).rows if run.name in {one.name for one in planner_rows.strangers()}
+        ]
+        ours, theirs = (
+            statistics.median(abs((of.speed_error(run) if what == "time" else of.memory_error(run)) - 1) for run in runs)
+            for of in (SimpleNamespace(speed_error=lambda run: planner_rows.speed_error(run, {}),
+                                       memory_error=planner_rows.memory_error), baseline)
+        )  # fmt: skip
+        assert ours < theirs, what
 
 
 def test_other_programs_have_what_was_said_at_first_sight():

@@ -75,7 +75,7 @@ def test_the_memory_of_a_program_that_nobody_compared_is_less_sure_than_train_py
     """Its interval is that of programs that were seen for the first time, and it fits where the upper end does."""
     found, answer = estimate(made(strategy="FSDP2")), table.predict(ROW | {"mem_kind": "max_allocated"})
     low, high = (end / found.allocated_gib for end in found.memory_interval())
-    assert (low, high) == pytest.approx(factors("memory", "DDP and FSDP2"))
+    assert (low, high) == pytest.approx(factors("memory", "on the GPU"))
     assert float(answer["pred_mem_gib_low"]) < low * found.allocated_gib
     assert float(answer["pred_mem_gib_high"]) > high * found.allocated_gib
     fits = {gpu: table.predict(ROW | {"gpu": gpu, "mem_kind": "max_allocated"}) for gpu in ("A100-80GB", "A100-40GB")}

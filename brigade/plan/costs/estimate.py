@@ -12,6 +12,7 @@ from ..hardware import Gpu, gpu
 from ..hardware.network import is_measured, joined, unproven_cards
 from .job import Job
 from .memory import GIB, Memory, moments, stream_pool
+from .reserved import reserved_with_room
 from .step_time import StepTime, before_seconds, step_time
 
 
@@ -30,39 +31,26 @@ class Estimate:
 
     @functools.cached_property
     def time(self) -> StepTime:
-        """The time of a step by formula, but no faster than the best published run on such a chip."""
-        found, (more, times) = self._by_formula, self._slower
-        beside = {"comparing": found.comparing * times, "images": found.images * times}
-        return replace(found, compute=found.compute + more, **beside)
-
-    @functools.cached_property
-    def _by_formula(self) -> StepTime:
+        """The time of a step by formula."""
         return step_time(self.job, self.gpu)
-
-    @property
-    def _slower(self) -> tuple[float, float]:
-        """How much longer than by formula a step takes at the best published utilisation: seconds more, and times as long."""
-        trains = self._by_formula.total - self._by_formula.comparing - self._by_formula.images
-        more = max(0.0, self.least_seconds - trains)
-        return more, 1 + more / trains
 
     def hours_before(self, tokens: float) -> float:
         """Return the hours before training in which the reference looks at so many tokens of data; 0 where it does not."""
-        seconds = before_seconds(self.job, self.gpu) * self._slower[1]
-        return seconds * tokens / self.job.tokens_per_step / 3600
+        return before_seconds(self.job, self.gpu) * tokens / self.job.tokens_per_step / 3600
 
-    @functools.cached_property
+    @property
     def least_seconds(self) -> float:
-        """Seconds of a step at the best utilisation that anybody published for the chip by what drives it, or its best product's.
+        """Seconds of a step in which the GPU computes as fast as in its best matrix product: no step takes less.
 
-        0 with adapters. Of attention the visible half counts, of recomputation nothing.
+        0 with adapters. Of attention the visible half counts, of recomputation and of looking up embeddings nothing.
         """
         s = self.job.shape
         if self.job.method != "full":
             return 0.0
-        share = best_share(self.job, self.gpu) * max(1.0, self.gpu.efficiency)
-        needed = flops_per_token(s.active, s.layers, s.query_width, s.attended(self.job.length) / 2)
-        return self.job.tokens_per_step * needed / (self.job.gpus * self.gpu.bf16_tflops * 1e12 * share)
+        rate = product_flops(self.job, self.gpu) * max(1.0, self.gpu.efficiency)
+        multiplied = s.active - s.embedding * (not s.tied)
+        needed = flops_per_token(multiplied, s.layers, s.query_width, s.attended(self.job.length) / 2)
+        return self.job.tokens_per_step * needed / (self.job.gpus * rate)
 
     @functools.cached_property
     def one_card_seconds(self) -> float:
@@ -87,6 +75,17 @@ class Estimate:
     def spare_gib(self) -> float:
         """GiB that are left of the card; below 0, the configuration does not even fit by the expected figure."""
         return self.gpu.memory_gib - self.device_gib
+
+    @property
+    def reserved_gib(self) -> float:
+        """torch.cuda.max_memory_reserved where the card has room, at most what the card has"""
+        most = self.gpu.memory_gib - self.context / GIB
+        return max(self.allocated_gib, min(reserved_with_room(self.job) / GIB, most))
+
+    @property
+    def shown_gib(self) -> float:
+        """GiB that nvidia-smi shows as used: what torch reserves, CUDA's context and NCCL's buffers."""
+        return self.reserved_gib + self.context / GIB
 
     @property
     def may_fit(self) -> bool:
@@ -134,10 +133,22 @@ class Estimate:
         low, high = factors("memory", memory_group(self.job))
         return self.allocated_gib * low, self.allocated_gib * high
 
+    def shown_interval(self) -> tuple[float, float]:
+        """Return the 80 % interval of the GiB that nvidia-smi shows, at most what the card has.
+
+        It is that of what is seen first: nearly all rows that say so have had constants read off them.
+        """
+        low, high = factors("device", "unseen")
+        return self.shown_gib * low, max(self.shown_gib, min(self.shown_gib * high, self.gpu.memory_gib))
+
     def time_interval(self) -> tuple[float, float]:
-        """Return the 80 % interval of the seconds of a step, with those that a network takes which is only named."""
+        """Return the 80 % interval of the seconds of a step, with those that a network takes which is only named.
+
+        No end is faster than the GPU's best product, and what is expected lies within.
+        """
         low, high = factors("time", time_group(self.job, self.gpu))
-        return max(self.time.total * low, self.least_seconds), self.one_card_seconds * high
+        fast = max(self.time.total * low, self.least_seconds)
+        return min(fast, self.time.total), self.one_card_seconds * high
 
 
 def parts(of: Memory | StepTime, unit: float, least: float) -> str:
@@ -148,7 +159,7 @@ def parts(of: Memory | StepTime, unit: float, least: float) -> str:
 
 def memory_group(job: Job) -> str:
     """Return the runs that a job's memory is judged by."""
-    return "offload" if job.offload else "DeepSpeed" if job.deepspeed else "DDP and FSDP2"
+    return "offload" if job.offload else "on the GPU"
 
 
 @functools.singledispatch
@@ -168,12 +179,9 @@ def time_group(job: Job, gpu: Gpu) -> str:
 
 
 @functools.singledispatch
-def best_share(job: Job, gpu: Gpu) -> float:
-    """Return the most of its dense peak that a GPU may be promised to reach with what drives it.
-
-    Where nobody published what it reached: what its best matrix product reaches by itself.
-    """
-    return float(intervals()["best"][job.driver].get(gpu.kind, gpu.matmul_tflops / gpu.bf16_tflops))
+def product_flops(job: Job, gpu: Gpu) -> float:
+    """Return FLOPs per second of a GPU's best matrix product in 16 bits."""
+    return gpu.matmul_tflops * 1e12
 
 
 def unseen(what: str, group: str) -> bool:
@@ -182,7 +190,10 @@ def unseen(what: str, group: str) -> bool:
 
 
 def factors(what: str, group: str) -> tuple[float, float]:
-    """Return the factors on a prediction between which 80 % of a group's measured runs lie. what: "memory" or "time" """
+    """Return the factors on a prediction between which 80 % of a group's measured runs lie.
+
+    what: "memory", what torch allocates; "device", what it reserves, or nvidia-smi shows; "time"
+    """
     known = intervals()[what]
     low, high = known.get(group, known["unseen"])
     return low, high

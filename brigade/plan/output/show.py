@@ -233,6 +233,8 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
         f"{result.device_gib:.1f} GiB on each GPU: {parts(result.memory, GIB, 0.05)}, allocator {allocator:.2f}, {streams}"
         f"context {context:.2f}. Torch allocates {allocated} GiB ({between(low, high)})",
     )
+    shown, low, high = known(result.shown_gib, *result.shown_interval())
+    say("card", f"nvidia-smi shows {shown} of {result.gpu.memory_gib:.1f} GiB in use ({between(low, high)})")
     loading, training, low, high = (f"{size / GIB:,.0f}" for size in (needs.loading, needs.training, *needs.fullest))
     disks = f"; {needs.swapped / 1e9:,.0f} GB of local disk on each" if needs.swapped else ""
     say(
