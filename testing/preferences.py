@@ -85,7 +85,7 @@ def write_inputs(folder: Path) -> None:
         )
         for parameter in (each for each in adapted.parameters() if each.requires_grad):
             parameter.data += 0.05 * torch.randn_like(parameter)
-        adapted.save_pretrained(folder / BEGUN)
+        adapted.save_pretrained(str(folder / BEGUN))
         merged = adapted.merge_and_unload()
     for name, each in ((REWARD, scoring), (OTHER, other), (MERGED, merged)):
         runs.write_model(folder / name, "llama")  # for its tokenizer
