@@ -75,6 +75,8 @@ class Process:
     sequence_group: over whose ranks a run divides sequences, where it does; attention reads it, also when it is computed again in
         the backward pass, on GPUs in another thread
     own: whether it was started for a run; else a program of somebody's own calls train.main()
+    unfused: what modules of models had before Liger's kernels took the place of their classes and functions, which is for the
+        whole process: {module: {name: value}}
     refused: files to which this process has said that it adds nothing
     """
 
@@ -90,6 +92,7 @@ class Process:
         self.rank_0: tuple[int, str] | None = None
         self.store: Store | None = None
         self.peers: Peers | None = None
+        self.unfused: dict[str, dict[str, object]] = {}
         self.refused: set[Path] = set()
         self._turns: Counter[str] = Counter()
 

@@ -13,8 +13,9 @@ import torch
 from ...errors import UserError
 from .. import upstream
 from ..distributed import ranks
+from ..distributed.process import this_process
 from ..host.cluster import World
-from ..model import attention, trial
+from ..model import attention
 from ..recipe.settings import Settings
 from ..run.directory import Kernels
 from ..run.offers import Offers, Proofs
@@ -78,7 +79,7 @@ def apply_liger(model: PreTrainedModel, place: str = "use_liger_kernel") -> None
     apply_liger_kernel(model, losses | {"swiglu": gated, "geglu": gated})
     for name, values in were.items():
         replaced = {key: value for key, value in values.items() if vars(sys.modules[name])[key] is not value}
-        trial.REPLACED[name] = replaced | trial.REPLACED.get(name, {})
+        this_process.unfused[name] = replaced | this_process.unfused.get(name, {})
     if _with_own_forward(model) == before:
         raise UserError(place, f"Liger has no kernels for {model.config.model_type}", "leave it out")
 

@@ -12,15 +12,13 @@ import torch
 
 from ...errors import first_line
 from .. import upstream
+from ..distributed.process import this_process
 from .tiny import shrink
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 
-# What modules of models had before Liger's kernels took the place of classes and functions: a tiny model is computed on the
-# CPU, and partly in fp64, where these kernels are not. {module: {name: value}}
-REPLACED: dict[str, dict[str, object]] = {}
 FAILS = "a tiny model to try it with fails"
 
 
@@ -34,9 +32,11 @@ def alone() -> Iterator[None]:
 
 @contextmanager
 def _models_as_they_were() -> Iterator[None]:
-    now = {name: {key: vars(sys.modules[name])[key] for key in values} for name, values in REPLACED.items()}
+    # A tiny model is computed on the CPU, and partly in fp64, where Liger's kernels are not.
+    unfused = this_process.unfused
+    now = {name: {key: vars(sys.modules[name])[key] for key in values} for name, values in unfused.items()}
     try:
-        for name, values in REPLACED.items():
+        for name, values in unfused.items():
             vars(sys.modules[name]).update(values)
         yield
     finally:
