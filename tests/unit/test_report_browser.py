@@ -16,7 +16,7 @@ from testing.recorded import append, write_run
 SCRIPT = "<script>window.hacked = 1</script>"
 NEEDED = "BRIGADE_NEEDS_BROWSER"  # set where these tests may not be left out: .ci/run
 LIMIT = 2.0  # seconds from the call to the last chart
-FIGURES = 10
+FIGURES = 11
 
 
 @pytest.fixture(scope="module")
