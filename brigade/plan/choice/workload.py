@@ -48,12 +48,17 @@ class Cluster:
         """The numbers of hosts to try beside all: half as many each time; where slots are unequal only the largest host."""
         return [1] if self.all else [2**power for power in range(10) if 2**power < self.nodes]
 
-    def batch(self, micro: int) -> int:
-        """Return a global batch: 128 sequences, or more that divide over the GPUs, and if they stay few over fewer hosts' too."""
+    def batch(self, micro: int, method: str = "full") -> int:
+        """Return a global batch: 128 sequences, or more that divide over the GPUs, and if they stay few over fewer hosts' too.
+
+        Adapters lose more by a large batch than all weights do, of any rank (thinkingmachines.ai/blog/lora): theirs has four
+        sequences for each GPU, which a micro-batch is filled with, 16 at least and 128 at most.
+        """
+        wanted = 128 if method == "full" else min(max(16, 4 * self.gpus), 128)
         least = micro * self.gpus
         every = micro * math.lcm(self.gpus, max(self.fewer, default=1) * self.node_size)
         least = every if every <= 512 else least
-        return -(-max(128, least) // least) * least
+        return -(-max(wanted, least) // least) * least
 
     @property
     def title(self) -> str:
