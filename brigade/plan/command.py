@@ -203,7 +203,9 @@ def _say_first(options: argparse.Namespace, found: goals.Answer, late: bool) -> 
     takes = show.takes(winner, found.cluster, options.tokens if wants_hours else None, options.price)
     print(show.wrapped(f"{fits}: {takes}."))
     if options.write:
-        show.say_command(answer.command_to_start(options.write, workload.method, options.hostfile))
+        recipe = write.recipe_path(options.write, workload.method)
+        smaller = write.hosts_file(winner, recipe.parent, options.hostfile)
+        show.say_command(answer.command_to_start(recipe, str(smaller.path) if smaller else options.hostfile))
     elif not workload.images:
         try:
             write.rope_for(options.model, workload)
@@ -283,7 +285,7 @@ def _workload(options: argparse.Namespace, cluster: Cluster) -> Workload:
     micro = options.micro_batch or 1
     gpus = cluster.gpus
     least = gpus * micro  # of which a batch is a multiple
-    batch = options.global_batch_size or cluster.batch(micro)
+    batch = options.global_batch_size or cluster.batch(micro, method)
     whole = options.lora_modules_to_save
     whole = () if whole == "none" else tuple(whole.replace(",", " ").split())
     optims = get_args(TrainingSection.model_fields["optim"].annotation)

@@ -45,6 +45,12 @@ def test_the_second_line_can_be_typed_and_leads_to_the_launch(plan, tmp_path):
     assert main([*words[5:-1], str(tmp_path / "again")]) == 0
 
 
+def test_the_second_line_repeats_every_figure_that_was_typed(plan):
+    second = plan(*WORDS, "--strategy", "fsdp2", "--price", 0, "--tokens", 1234567890)[1].splitlines()[1]
+    words = shlex.split(second)
+    assert float(words[words.index("--price") + 1]) == 0 and float(words[words.index("--tokens") + 1]) == 1234567890
+
+
 def test_hours_and_money_are_on_the_first_line_where_they_are_asked_for(plan):
     first = plan(*WORDS, "--tokens", "5e9", "--price", "2")[1].splitlines()[0]
     assert re.search(

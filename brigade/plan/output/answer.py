@@ -80,21 +80,22 @@ def command_to_write(options: argparse.Namespace, flags: Iterable[Document], nam
     takes: Fields = {flag: of for group in flags for flag, of in group.items() if flag not in NOT_TYPED}
     for flag, of in takes.items():
         value = more.get(flag, getattr(options, flag))
-        if value in (of.get("default"), None, False):
+        if value is None or value is False or value == of.get("default"):  # a price of 0 is neither
             continue
         words.append(f"--{flag}")
         if isinstance(value, list):
             words += map(str, value)
         elif value is not True:
-            words.append(f"{value:g}" if isinstance(value, float) else str(value))
+            short = f"{value:g}" if isinstance(value, float) else str(value)
+            words.append(short if not isinstance(value, float) or float(short) == value else repr(value))
     return (
         f"python -m brigade plan {shlex.join(words)} --write {shlex.quote(str(options.write or f'recipes/my-{name}/'))}"
     )
 
 
-def command_to_start(to: Path, method: str, hostfile: str | None) -> str:
+def command_to_start(recipe: Path, hostfile: str | None) -> str:
     """Return the command that starts the recipe which --write has put there."""
-    path = shlex.quote(str(to if to.suffix in (".yaml", ".yml") else to / f"{method}.yaml"))
+    path = shlex.quote(str(recipe))
     if not hostfile:
         return f"Start: python train.py --recipe {path}"
     return f"Start: python -m brigade launch {path} --hostfile {shlex.quote(hostfile)}"
