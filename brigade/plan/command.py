@@ -246,12 +246,12 @@ def _cluster(options: argparse.Namespace) -> Cluster:
         _refuse(
             "network", "nothing goes between hosts where there is one", "leave it out, or give a --hostfile of several"
         )
-    sizes, every = set(hosts.values()), sum(hosts.values())
-    if max(sizes) > MOST_SLOTS:
-        problem = f"{max(sizes):,} GPUs in a host, and the largest systems have {MOST_SLOTS} (NVL72)"
+    slots = hosts.values()
+    if max(slots) > MOST_SLOTS:
+        problem = f"{max(slots):,} GPUs in a host, and the largest systems have {MOST_SLOTS} (NVL72)"
         _refuse("hostfile", problem, "correct its slots")
-    described = (options.gpu, max(sizes), len(hosts), options.network, options.host_memory, options.nvme)
-    return Cluster(*described, all=every if len(sizes) > 1 else 0)
+    more = {"link": options.network, "host_gib": options.host_memory, "nvme_gb": options.nvme}
+    return Cluster.of(options.gpu, slots, **more)
 
 
 def _check_with_images(options: argparse.Namespace) -> None:

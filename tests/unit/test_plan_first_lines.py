@@ -16,6 +16,7 @@ WORDS = ["llama-3.1-8b", "--hostfile", "hostfiles/1x8", "--gpu", "H100 80GB"]
     ((7923, 5502, 9545), ("7,900", "5,500", "9,500")), ((8546, 6105, 8546), ("8,500", "6,100", "8,500")),
     ((20.61, 17.11, 44.33), ("21", "17", "44")), ((4.06, 4.06, 5.69), ("4.1", "4.1", "5.7")),
     ((768.5, 637.9, 1106.6), ("770", "640", "1,110")), ((0.0123, 0.011, 0.0142), ("0.0123", "0.0110", "0.0142")),
+    ((44.9, 37.6, 450.0), ("45", "38", "450")),
     ((3.0, 3.0, 3.0), ("3.00", "3.00", "3.00")), ((0.0, 0.0, 0.0), ("0", "0", "0")),
 ])  # fmt: skip
 def test_figures_have_the_digits_that_their_interval_deserves(figures, said):
@@ -49,6 +50,18 @@ def test_the_second_line_repeats_every_figure_that_was_typed(plan):
     second = plan(*WORDS, "--strategy", "fsdp2", "--price", 0, "--tokens", 1234567890)[1].splitlines()[1]
     words = shlex.split(second)
     assert float(words[words.index("--price") + 1]) == 0 and float(words[words.index("--tokens") + 1]) == 1234567890
+
+
+def test_a_recipe_on_unequal_hosts_is_named_by_all_their_gpus(plan, tmp_path):
+    (tmp_path / "hosts").write_text("a slots=8\nb slots=4\n")
+    code, text = plan("recipes/qwen3-8b/full.yaml", "--hostfile", tmp_path / "hosts")
+    assert code == 0 and " on 12 GPUs on 2 hosts, H100 80GB, " in text.splitlines()[0] and "2 x 8" not in text
+
+
+def test_what_does_not_fit_is_not_shown_on_a_card_that_is_smaller(plan):
+    for gpu, shows in (("RTX 3060", False), ("RTX 4090", True)):
+        text = plan("recipes/llama-3.1-8b/lora.yaml", "--gpu", gpu)[1]
+        assert ("nvidia-smi shows" in text) == shows
 
 
 def test_hours_and_money_are_on_the_first_line_where_they_are_asked_for(plan):

@@ -1,7 +1,9 @@
 """The question of a search and its answer: a cluster, what to train on it, and a strategy with its estimate."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from ...train.recipe.objectives import OBJECTIVES, PAIRS, SFT
 from ..costs.estimate import Estimate
@@ -17,7 +19,6 @@ KERNELS: dict[str, tuple[Kernels, str]] = {
     "Liger": (FUSED, "released"),  # train.py leaves out Liger's own loss (train/engines/kernels.py: apply_liger)
     "Liger, loss in tiles": (FUSED, "tiled"),
 }
-SLOW = 0.1  # share of a step that computes, below which a strategy is possible and slow
 WITH_LIGER = tuple(name for name in KERNELS if name.startswith("Liger"))  # a package of requirements-gpu.txt
 INSTALLED = tuple(name for name in KERNELS if name not in WITH_LIGER)
 
@@ -38,6 +39,11 @@ class Cluster:
     host_gib: float = 0.0
     nvme_gb: float = 0.0
     all: int = 0
+
+    @classmethod
+    def of(cls, gpu: str, slots: Collection[int], **more: Any) -> "Cluster":
+        """Return the cluster of hosts with these slots. more: the fields beside them"""
+        return cls(gpu, max(slots), len(slots), all=sum(slots) if len(set(slots)) > 1 else 0, **more)
 
     @property
     def gpus(self) -> int:
@@ -150,10 +156,7 @@ class Candidate:
 
     @property
     def slow(self) -> bool:
-        """Whether it is possible and no more: its states go through disks, or better hardware would be ten times as fast."""
-        time = self.estimate.time
-        waits = time.across + time.inside + time.bubble + time.offload
-        return self.choice.slow or self.seconds - waits < SLOW * self.seconds
+        return self.estimate.slow
 
     @property
     def recommended(self) -> bool:

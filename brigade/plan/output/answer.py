@@ -7,20 +7,23 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ...errors.tables import Document, Fields
-from ..choice.goals import BILLION, million, price
+from ..choice.goals import price, tokens_in_words
 from ..costs.estimate import Estimate
 
 NOT_TYPED = ("json", "plot", "write")  # flags that the command to go on with leaves out
 
 
 def known(value: float, low: float, high: float) -> tuple[str, str, str]:
-    """Return three figures with as many digits as their interval deserves: its width has two."""
+    """Return three figures with as many digits as their interval deserves: its width has two, or more where the first is near
+    an end that it is not."""
     width = high - low or value / 10
     place = math.floor(math.log10(width)) - 1 if width > 0 else 0
 
     def shown(figure: float) -> str:
         return f"{round(figure, -place):,.{max(0, -place)}f}"
 
+    while any(shown(end) == shown(value) and abs(end - value) > 0.05 * value for end in (low, high)):
+        place -= 1
     return shown(value), shown(low), shown(high)
 
 
@@ -35,11 +38,6 @@ def speed_of(result: Estimate, gpus: int = 1) -> tuple[str, str, str]:
     fast, slow = factors_of_time(result)
     speed = result.tokens_per_second_per_gpu * gpus
     return known(speed, speed / slow, speed / fast)
-
-
-def tokens_in_words(tokens: float) -> str:
-    """Return `a billion`, or `5 billion`."""
-    return "a billion" if tokens == BILLION else million(tokens)
 
 
 def needed(result: Estimate) -> str:

@@ -81,7 +81,8 @@ def show_recipe(
     elif not result.fits:
         verdict = f"it may not fit: up to {result.most_gib:.1f} GiB, of which {whole:.1f} are there"
     else:
-        verdict = f"it fits with {result.spare_gib:.1f} GiB ({result.spare_gib / whole:.0%}) to spare"
+        slow = ", and is slow," if result.slow else ""
+        verdict = f"it fits{slow} with {result.spare_gib:.1f} GiB ({result.spare_gib / whole:.0%}) to spare"
     good = spare >= 0 and result.fits and not refused
     advice = averaging_advice.for_recipe(plan)
     if as_json:
