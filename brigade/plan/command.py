@@ -109,7 +109,7 @@ def _recipe(options: argparse.Namespace) -> int:
     hold_name(options.network, "flag --network")
     cluster = {name: getattr(options, name) for name in ("hostfile", "gpu", "sync_every") if getattr(options, name)}
     hosts = Cluster("", 1, 1, options.network, options.host_memory, options.nvme)
-    money = None if options.tokens == 1e9 else options.tokens, options.price
+    money = options.tokens, options.price
     more: Fields = {"asked": _asked_of_images(options), "as_json": options.json}
     return show_recipe(options.model, cluster, hosts, options.margin, *money, **more)
 
@@ -132,7 +132,8 @@ def _choose(options: argparse.Namespace) -> int:
         from .output import plot
 
         plot.check(options.plot)
-    found, advice = goals.pick(goals.answer(workload, cluster), options.goal, options.deadline, options.tokens)
+    tokens = options.tokens or goals.BILLION
+    found, advice = goals.pick(goals.answer(workload, cluster), options.goal, options.deadline, tokens)
     cluster, ranked, winner = found.cluster, found.ranked, found.winner
     if not ranked:
         names = " or ".join(choice.name for choice in workload.choices)
@@ -155,7 +156,7 @@ def _choose(options: argparse.Namespace) -> int:
     device = ranked[0].estimate.gpu if ranked else None
     advice = [*advice, *averaging_advice.for_model(found)]
     advice += show.warnings(options.model, workload, device) if device else []
-    late = bool(winner and options.deadline and found.slow_hours(options.tokens) > options.deadline)
+    late = bool(winner and options.deadline and found.slow_hours(tokens) > options.deadline)
     if options.json:
         if winner is None:
             advice.append(show.nothing_fits(found))
@@ -182,7 +183,7 @@ def _choose(options: argparse.Namespace) -> int:
     show.batch(winner)
     say_objective(winner.estimate, workload.length)
     say_images(winner.estimate)
-    show.describe(winner.estimate, options.tokens, options.price)
+    show.describe(winner.estimate, tokens, options.price)
     if not options.liger:
         show.with_liger(workload, cluster, winner)
     if options.write:
@@ -197,10 +198,10 @@ def _say_first(options: argparse.Namespace, found: goals.Answer, late: bool) -> 
     """Print whether it fits and what it takes, and the command to go on with."""
     workload, winner = found.workload, found.winner
     assert winner
-    wants_hours = options.tokens != goals.BILLION or options.price is not None or options.deadline
+    wants_hours = options.tokens or options.price is not None or options.deadline
     fits = "Fits, and is slow" if winner.slow else "Fits"
     fits += f", but is not sure to keep the deadline of {options.deadline:g} h" if late else ""
-    takes = show.takes(winner, found.cluster, options.tokens if wants_hours else None, options.price)
+    takes = show.takes(winner, found.cluster, (options.tokens or goals.BILLION) if wants_hours else None, options.price)
     print(show.wrapped(f"{fits}: {takes}."))
     if options.write:
         recipe = write.recipe_path(options.write, workload.method)

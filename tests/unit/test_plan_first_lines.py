@@ -1,5 +1,6 @@
 """What `plan` says first: whether it fits and what it takes, and the command to go on with; what limits the answer comes last."""
 
+import json
 import re
 import shlex
 
@@ -50,6 +51,12 @@ def test_the_second_line_repeats_every_figure_that_was_typed(plan):
     second = plan(*WORDS, "--strategy", "fsdp2", "--price", 0, "--tokens", 1234567890)[1].splitlines()[1]
     words = shlex.split(second)
     assert float(words[words.index("--price") + 1]) == 0 and float(words[words.index("--tokens") + 1]) == 1234567890
+
+
+def test_a_price_of_nothing_is_a_price(plan):
+    words = [*WORDS, "--strategy", "fsdp2", "--price", "0"]
+    assert "0 USD (0 to 0)." in plan(*words)[1].splitlines()[0]
+    assert json.loads(plan(*words, "--json")[1])["plans"][0]["usd_per_billion_tokens"] == 0
 
 
 def test_a_recipe_on_unequal_hosts_is_named_by_all_their_gpus(plan, tmp_path):
@@ -104,4 +111,23 @@ def test_what_limits_the_answer_comes_last(plan):
 def test_a_recipe_begins_with_its_verdict_and_its_command(plan, recipe, cluster, said):
     first, second, *rest = plan(f"recipes/{recipe}", *cluster)[1].splitlines()
     assert re.match(said, first) and "GiB of each GPU" in first
-    assert second.startswith("Start: python ") and not any(line.startswith("verdict") for line in rest)
+    begins = "Start: python " if first.startswith("Fits") else "Plan what fits: python -m brigade plan "
+    assert second.startswith(begins) and not any(line.startswith("verdict") for line in rest)
+
+
+@pytest.mark.parametrize("recipe, more, first", [
+    ("qwen3-8b/qlora", ["--gpu", "RTX 4070 Laptop"], "Fits: ZeRO-3 offload param on 1 x 1 RTX 4070 Laptop, "),
+    ("qwen3-8b/dpo", ["--gpu", "RTX 5090"], "Fits: FSDP2 on 2 x 8 RTX 5090, "),
+])  # fmt: skip
+def test_of_a_recipe_that_does_not_fit_the_second_line_leads_to_what_does(plan, recipe, more, first):
+    code, text = plan(f"recipes/{recipe}.yaml", *more)
+    words = shlex.split(text.splitlines()[1].removeprefix("Plan what fits: "))
+    assert code == 1 and words[:4] == ["python", "-m", "brigade", "plan"]
+    code, text = plan(*words[4:])
+    assert code == 0 and text.startswith(first)
+
+
+def test_tokens_that_are_asked_for_are_planned_even_if_they_are_the_usual_number(plan):
+    for words in (["recipes/llama-3.1-8b/lora.yaml"], [*WORDS, "--strategy", "fsdp2"]):
+        assert "; a billion tokens in " in plan(*words, "--tokens", "1e9")[1].splitlines()[0]
+    assert "; 2,000 tokens in " in plan(*words, "--tokens", 2000)[1].splitlines()[0]

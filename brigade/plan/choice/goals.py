@@ -119,7 +119,7 @@ def pick(whole: Answer, goal: str, deadline: float = 0.0, tokens: float = BILLIO
 
 
 def _hours_in_words(size: Answer, tokens: float) -> str:
-    expected, slow = (figure(hours, 1) for hours in (size.hours(tokens), size.slow_hours(tokens)))
+    expected, slow = (f"{hours:,.3g}" for hours in (size.hours(tokens), size.slow_hours(tokens)))
     return f"{tokens_in_words(tokens)} tokens take {expected} hours, and {slow} at the slow end of the interval"
 
 
@@ -184,7 +184,9 @@ def own_tokens(recipe: Recipe) -> float | None:
 
 
 def million(tokens: float) -> str:
-    """Return `18 million`, or from a billion on `1.5 billion`."""
+    """Return `18 million`, or from a billion on `1.5 billion`; below a million `20,000`."""
+    if tokens < 1e6:
+        return f"{tokens:,.0f}"
     return f"{tokens / 1e9:,.3g} billion" if tokens >= 1e9 else f"{tokens / 1e6:,.3g} million"
 
 

@@ -141,7 +141,8 @@ def nothing_fits(found: goals.Answer) -> str:
         return f"Possible and slow: {takes(found.slow, found.cluster)}. No strategy is recommended here: {why}"
     if change:
         left_out = "" if found.workload.asked else explain.left_out(found.workload)
-        return f"Nothing that train.py runs fits. The smallest change that does: {change}.{measure}{left_out}"
+        nothing = "No strategy that was named fits" if found.workload.asked else "Nothing that train.py runs fits"
+        return f"{nothing}. The smallest change that does: {change}.{measure}{left_out}"
     return (
         "Nothing that train.py runs fits, with up to 64 nodes, adapters, fused kernels or shorter sequences either: "
         "take GPUs or hosts with more memory."
@@ -260,9 +261,8 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
     fast, slow = factors_of_time(result)
     speed, slowest, fastest = speed_of(result)
     # 6 N FLOPs per token are those of full fine-tuning: adapters' share of them says nothing.
-    used = (
-        f"; MFU {result.mfu:.0f} %, {result.mfu / slow:.0f} to {result.mfu / fast:.0f}" if job.method == "full" else ""
-    )
+    mfu = "; MFU {} %, {} to {}".format(*known(result.mfu, result.mfu / slow, result.mfu / fast))
+    used = mfu if job.method == "full" else ""
     say("speed", f"{speed} tokens/s on each GPU, {slowest} to {fastest}{used}")
     spent = [result.hours(tokens) * factor for factor in (1, fast, slow)]
     hours, low_hours, high_hours = known(*spent)
