@@ -109,7 +109,7 @@ def _recipe(options: argparse.Namespace) -> int:
     hold_name(options.network, "flag --network")
     cluster = {name: getattr(options, name) for name in ("hostfile", "gpu", "sync_every") if getattr(options, name)}
     hosts = Cluster("", 1, 1, options.network, options.host_memory, options.nvme)
-    money = None if options.tokens == 1e9 else options.tokens, options.price
+    money = options.tokens, options.price
     more: Fields = {"asked": _asked_of_images(options), "as_json": options.json}
     return show_recipe(options.model, cluster, hosts, options.margin, *money, **more)
 
@@ -132,7 +132,8 @@ def _choose(options: argparse.Namespace) -> int:
         from .output import plot
 
         plot.check(options.plot)
-    found, advice = goals.pick(goals.answer(workload, cluster), options.goal, options.deadline, options.tokens)
+    tokens = options.tokens or goals.BILLION
+    found, advice = goals.pick(goals.answer(workload, cluster), options.goal, options.deadline, tokens)
     cluster, ranked, winner = found.cluster, found.ranked, found.winner
     if not ranked:
         names = " or ".join(choice.name for choice in workload.choices)
@@ -155,7 +156,7 @@ def _choose(options: argparse.Namespace) -> int:
     device = ranked[0].estimate.gpu if ranked else None
     advice = [*advice, *averaging_advice.for_model(found)]
     advice += show.warnings(options.model, workload, device) if device else []
-    late = bool(winner and options.deadline and found.slow_hours(options.tokens) > options.deadline)
+    late = bool(winner and options.deadline and found.slow_hours(tokens) > options.deadline)
     if options.json:
         if winner is None:
             advice.append(show.nothing_fits(found))
@@ -182,7 +183,7 @@ def _choose(options: argparse.Namespace) -> int:
     show.batch(winner)
     say_objective(winner.estimate, workload.length)
     say_images(winner.estimate)
-    show.describe(winner.estimate, options.tokens, options.price)
+    show.describe(winner.estimate, tokens, options.price)
     if not options.liger:
         show.with_liger(workload, cluster, winner)
     if options.write:
@@ -197,13 +198,15 @@ def _say_first(options: argparse.Namespace, found: goals.Answer, late: bool) -> 
     """Print whether it fits and what it takes, and the command to go on with."""
     workload, winner = found.workload, found.winner
     assert winner
-    wants_hours = options.tokens != goals.BILLION or options.price is not None or options.deadline
+    wants_hours = options.tokens or options.price is not None or options.deadline
     fits = "Fits, and is slow" if winner.slow else "Fits"
     fits += f", but is not sure to keep the deadline of {options.deadline:g} h" if late else ""
-    takes = show.takes(winner, found.cluster, options.tokens if wants_hours else None, options.price)
+    takes = show.takes(winner, found.cluster, (options.tokens or goals.BILLION) if wants_hours else None, options.price)
     print(show.wrapped(f"{fits}: {takes}."))
     if options.write:
-        show.say_command(answer.command_to_start(options.write, workload.method, options.hostfile))
+        recipe = write.recipe_path(options.write, workload.method)
+        smaller = write.hosts_file(winner, recipe.parent, options.hostfile)
+        show.say_command(answer.command_to_start(recipe, str(smaller.path) if smaller else options.hostfile))
     elif not workload.images:
         try:
             write.rope_for(options.model, workload)
@@ -244,12 +247,12 @@ def _cluster(options: argparse.Namespace) -> Cluster:
         _refuse(
             "network", "nothing goes between hosts where there is one", "leave it out, or give a --hostfile of several"
         )
-    sizes, every = set(hosts.values()), sum(hosts.values())
-    if max(sizes) > MOST_SLOTS:
-        problem = f"{max(sizes):,} GPUs in a host, and the largest systems have {MOST_SLOTS} (NVL72)"
+    slots = hosts.values()
+    if max(slots) > MOST_SLOTS:
+        problem = f"{max(slots):,} GPUs in a host, and the largest systems have {MOST_SLOTS} (NVL72)"
         _refuse("hostfile", problem, "correct its slots")
-    described = (options.gpu, max(sizes), len(hosts), options.network, options.host_memory, options.nvme)
-    return Cluster(*described, all=every if len(sizes) > 1 else 0)
+    more = {"link": options.network, "host_gib": options.host_memory, "nvme_gb": options.nvme}
+    return Cluster.of(options.gpu, slots, **more)
 
 
 def _check_with_images(options: argparse.Namespace) -> None:
@@ -283,7 +286,7 @@ def _workload(options: argparse.Namespace, cluster: Cluster) -> Workload:
     micro = options.micro_batch or 1
     gpus = cluster.gpus
     least = gpus * micro  # of which a batch is a multiple
-    batch = options.global_batch_size or cluster.batch(micro)
+    batch = options.global_batch_size or cluster.batch(micro, method)
     whole = options.lora_modules_to_save
     whole = () if whole == "none" else tuple(whole.replace(",", " ").split())
     optims = get_args(TrainingSection.model_fields["optim"].annotation)

@@ -12,6 +12,7 @@ import yaml
 
 from brigade.plan.choice.job_of_recipe import load_plan
 from brigade.plan.choice.strategies import CHOICES, named, runs
+from brigade.plan.choice.workload import Cluster
 from brigade.plan.output.answer import speed_of
 from brigade.train.recipe import flags
 from brigade.train.recipe.method import METHODS, method_of
@@ -84,6 +85,15 @@ def test_a_rack_of_nvlink_is_one_of_gpus_that_have_it(plan, tmp_path):
     assert code == 2 and "RTX 4090 has no NVLink" in text
     code, text = plan(*words, "--gpu", "GB200")
     assert code == 0 and "NVLink joins all hosts (up to 72 GPUs)" in text and "one card of each host" not in text
+
+
+@pytest.mark.parametrize("method, node_size, nodes, batch", [
+    ("full", 1, 1, 128), ("lora", 1, 1, 16), ("qlora", 2, 1, 16), ("lora", 8, 1, 32), ("dora", 8, 2, 64),
+    ("lora", 8, 3, 96), ("lora", 8, 32, 256),
+])  # fmt: skip
+def test_adapters_get_a_smaller_batch_than_all_weights(method, node_size, nodes, batch):
+    """Adapters lose more by large batches; on one small card 128 sequences take minutes a step."""
+    assert Cluster("RTX 4090", node_size, nodes).batch(1, method) == batch
 
 
 def test_the_usual_batch_divides_over_any_cluster(plan, tmp_path):

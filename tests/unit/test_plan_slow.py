@@ -59,6 +59,21 @@ def test_what_is_slow_is_written_where_it_is_asked_for_by_name(plan, tmp_path, c
     assert code == 0 and text.startswith("Fits, and is slow: ZeRO-3 NVMe on 1 x 1 A100 80GB")
 
 
+def test_a_recipe_that_mostly_waits_fits_and_is_slow(plan):
+    for network, slow in (("10 GbE", True), ("3200 Gb/s", False)):
+        code, text = plan("recipes/llama-3.1-70b/full.yaml", "--network", network)
+        assert code == 0 and text.startswith("Fits, and is slow, with " if slow else "Fits with ")
+
+
+def test_of_a_strategy_that_does_not_fit_the_smallest_change_is_another(plan):
+    words = ["qwen3-14b", "--gpu", "H100", "--hostfile", "hostfiles/1x8"]
+    code, text = plan(*words, "--strategy", "ddp")
+    assert code == 1 and text.startswith(
+        "No strategy that was named fits. The smallest change that does: another strategy (leave --strategy out) or "
+    )
+    assert plan(*words)[0] == 0
+
+
 def test_json_chooses_nothing_that_is_slow(plan):
     code, text = plan(*ON_DISKS, "--json")
     found = json.loads(text)

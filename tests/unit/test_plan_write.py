@@ -83,6 +83,24 @@ def test_a_deadline_that_nothing_keeps_is_no_success(capsys):
     assert plan(*words, "0.1", "--json") == 1 and plan(*words, "1000") == 0
 
 
+@pytest.mark.parametrize("gpu, goal, size, lines", [
+    ("RTX 4090", ["--goal", "fewest-gpus"], "1 x 4", "node1 slots=4\n"),
+    ("A100 80GB", ["--deadline", 20], "1 x 8", "node1 slots=8\n"),
+])  # fmt: skip
+def test_a_recipe_for_fewer_hosts_or_slots_has_a_hostfile_of_those(gpu, goal, size, lines, tmp_path, capsys):
+    words = ["qwen3-8b", "--gpu", gpu, "--hostfile", "hostfiles/2x8", *goal, "--write", tmp_path]
+    assert plan(*words) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert f"on {size} {gpu}" in first
+    hosts = tmp_path / f"hosts_{size.replace(' ', '')}"
+    assert hosts.read_text() == lines
+    start = f"python -m brigade launch {tmp_path}/full.yaml --hostfile {hosts}"
+    assert second == f"Start: {start}" and f"# Start:    {start}\n" in (tmp_path / "full.yaml").read_text()
+    assert not [finding for finding in lint([str(tmp_path / "full.yaml")]).findings if finding.severity != "note"]
+    assert plan(tmp_path / "full.yaml") == 0 and f"on {size} {gpu}" in capsys.readouterr().out.splitlines()[0]
+    assert plan(*words) == 0 and "there already, unchanged" in capsys.readouterr().out
+
+
 def test_what_is_trained_whole_is_one_key_and_said(tmp_path, capsys):
     words = ["llama-3.1-8b", "--method", "lora", "--gpu", "H100"]
     assert plan(*words) == 0 and "\ntrains 42 M in adapters only\n" in capsys.readouterr().out

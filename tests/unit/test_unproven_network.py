@@ -62,7 +62,7 @@ def test_advice_for_more_hosts_says_to_measure_first(shape, tmp_path, monkeypatc
     whole = goals.answer(workload, cluster)
     _, sentences = goals.pick(whole, "")
     said = next(one for one in sentences if one.startswith("Measure the network first"))
-    assert "brigade check --hostfile FILE --calibrate" in said and "1 host with 8 GPUs train sooner" in said
+    assert "brigade check --hostfile FILE --calibrate" in said and "1 host with 8 GPUs trains sooner" in said
     _, (first, *others) = goals.pick(whole, "fastest")
     assert "2 hosts" in first and others == [said]
     (tmp_path / "measured.yaml").write_text("factors:\n  A100 80GB:\n    network: {factor: 1.0, runs: {check: 1.0}}\n")

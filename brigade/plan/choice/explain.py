@@ -6,11 +6,13 @@ from typing import Any
 
 from ...errors import UserError
 from ...errors.console import counted, figure
+from ..costs.job import Job
 from ..costs.memory import GIB
 from ..costs.step_time import cpu_adam_seconds
 from ..hardware import catalogue, gpu
 from ..hardware.network import links
 from .search import MUCH, NEAR, candidates, chosen, undivided
+from .strategies import named
 from .workload import WITH_LIGER, Candidate, Cluster, Workload
 
 SLOW_GBIT = 400  # between nodes, below which gathering weights across them in every micro-step is what a step waits for
@@ -100,7 +102,11 @@ def _longest_wait(candidate: Candidate) -> tuple[float, str]:
 
 def why_slow(candidate: Candidate) -> str:
     """Return why a strategy is possible and no more."""
-    return "its states go through the hosts' disks" if candidate.choice.slow else _longest_wait(candidate)[1]
+    return (
+        "its states go through the hosts' disks"
+        if candidate.estimate.job.offload == "nvme"
+        else _longest_wait(candidate)[1]
+    )
 
 
 def too_much(candidate: Candidate) -> str:
@@ -154,9 +160,9 @@ def left_out(workload: Workload) -> str:
 def smallest_change(workload: Workload, cluster: Cluster) -> str:
     """Return the least change with which something fits and is not slow.
 
-    More GPUs or nodes, more memory in each host, GPUs with more that do without offload, shorter sequences, fused kernels, LoRA
-    or QLoRA; where it is the network that is waited for also fewer nodes, a faster network or a larger batch. "" where none of
-    them is enough.
+    Another strategy than one that was named, more GPUs or nodes, more memory in each host, GPUs with more that do without
+    offload, shorter sequences, fused kernels, LoRA or QLoRA; where it is the network that is waited for also fewer nodes, a
+    faster network or a larger batch. "" where none of them is enough.
     """
     ranked, device = candidates(workload, cluster), gpu(cluster.gpu)
 
@@ -177,7 +183,9 @@ def smallest_change(workload: Workload, cluster: Cluster) -> str:
     kept = tuple(choice for choice in workload.choices if not choice.offload)
     lengths = [length for halvings in range(1, 20) if (length := workload.length >> halvings) >= 512]
     trained = workload.trained or workload.shape.parameters // 200
+    every = named([], workload.optimizer or Job.optimizer)
     groups = [
+        {"another strategy (leave --strategy out)": training(choices=every, asked=False)} if workload.asked else {},
         larger,
         {f"{gib:,} GiB of memory in each host instead of {has:,.0f}": on(host_gib=gib) for gib in memories},
         {
@@ -192,7 +200,7 @@ def smallest_change(workload: Workload, cluster: Cluster) -> str:
     if cluster.nodes > 1 and any(candidate.fits for candidate in ranked):  # it is slow, and waits for the network
         now, usual = (links(device, link, cluster.node_size).gbit for link in (cluster.link, ""))
         batches = (4 * workload.batch, 16 * workload.batch)
-        groups[1:1] = [
+        groups[2:2] = [
             {f"{counted(n, 'node')} instead of {cluster.nodes}": on(nodes=n, all=0) for n in reversed(cluster.fewer)},
             {f"{usual:,.0f} Gbit/s between nodes instead of {now:,.0f}": on(link="")} if usual > now else {},
             {f"{n:,} sequences a step instead of {workload.batch:,}": training(batch=n) for n in batches},

@@ -110,17 +110,17 @@ def pick(whole: Answer, goal: str, deadline: float = 0.0, tokens: float = BILLIO
     words = {"fastest": "The fastest", "fewest-gpus": "The fewest GPUs on which it fits"}.get(goal, "The cheapest")
     first = measure_first(best, (size for size in able if size.cluster.nodes < best.cluster.nodes))
     kept = f". There {_hours_in_words(best, tokens)}, which the deadline is judged by" if deadline else ""
-    by = " by what is expected of each"
-    kept_by = " that keep the deadline" if deadline else ""
-    return best, [
-        f"{words} of {counted(len(in_time), 'size')} of this cluster{kept_by}{by}: {best.size}{kept}.",
-        *first,
-    ]
+    if len(in_time) == 1:
+        which = f"The only size of this cluster {'that keeps the deadline' if deadline else 'on which it fits'}"
+    else:
+        kept_by = " that keep the deadline" if deadline else ""
+        which = f"{words} of {len(in_time)} sizes of this cluster{kept_by} by what is expected of each"
+    return best, [f"{which}: {best.size}{kept}.", *first]
 
 
 def _hours_in_words(size: Answer, tokens: float) -> str:
-    expected, slow = (figure(hours, 1) for hours in (size.hours(tokens), size.slow_hours(tokens)))
-    return f"{tokens / BILLION:g} billion tokens take {expected} hours, and {slow} at the slow end of the interval"
+    expected, slow = (f"{hours:,.3g}" for hours in (size.hours(tokens), size.slow_hours(tokens)))
+    return f"{tokens_in_words(tokens)} tokens take {expected} hours, and {slow} at the slow end of the interval"
 
 
 def measure_first(whole: Answer, fewer: Iterable[Answer]) -> list[str]:
@@ -129,7 +129,8 @@ def measure_first(whole: Answer, fewer: Iterable[Answer]) -> list[str]:
     if best is None or whole.one_card_speed == whole.speed or best.one_card_speed < SOONER * whole.one_card_speed:
         return []
     against = f"{best.one_card_speed:,.0f} tokens/s in all against {whole.one_card_speed:,.0f}"
-    return [f"{MEASURE}: if one card of each host does all the work, {best.size} train sooner, {against}."]
+    sooner = f"{best.size} train{'s' * (best.cluster.nodes == 1)} sooner, {against}"
+    return [f"{MEASURE}: if one card of each host does all the work, {sooner}."]
 
 
 def better(whole: Answer) -> list[str]:
@@ -183,8 +184,15 @@ def own_tokens(recipe: Recipe) -> float | None:
 
 
 def million(tokens: float) -> str:
-    """Return `18 million`, or from a billion on `1.5 billion`."""
+    """Return `18 million`, or from a billion on `1.5 billion`; below a million `20,000`."""
+    if tokens < 1e6:
+        return f"{tokens:,.0f}"
     return f"{tokens / 1e9:,.3g} billion" if tokens >= 1e9 else f"{tokens / 1e6:,.3g} million"
+
+
+def tokens_in_words(tokens: float) -> str:
+    """Return `a billion`, or `5 billion`."""
+    return "a billion" if tokens == BILLION else million(tokens)
 
 
 # ---- money -------------------------------------------------------------------------------------------------------
@@ -194,9 +202,3 @@ def price(kind: str, given: float | None = None) -> tuple[float, str]:
         return given, "--price"
     known = table(Path(__file__).with_name("prices.yaml"))
     return (known["usd"][kind], known["listed"]) if kind in known["usd"] else (0.0, "")
-
-
-def cost(gpu_hours: float, kind: str, given: float | None) -> str:
-    """Return `, 412 USD at 2.69 an hour (...)`, or "" where no price is known."""
-    each, source = price(kind, given)
-    return f", {figure(gpu_hours * each, 0)} USD at {each:g} for an hour of a GPU ({source})" if source else ""

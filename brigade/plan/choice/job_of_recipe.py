@@ -23,6 +23,7 @@ from ..shape.tower import described_with_tower
 from .images import NOT_ASKED, Asked
 from .job_of_run import NotCovered, job_of_run, largest_fit
 from .strategies import CHOICES, with_sizes
+from .workload import Cluster
 
 BESIDE = "config.json"
 STRATEGIES = {choice.key: choice.name for choice in CHOICES} | {"single": "one process"}
@@ -187,9 +188,9 @@ class RecipePlan:
     @property
     def cluster(self) -> str:
         """The cluster in words, `2 x 8 H100 80GB`, with its network where the recipe names one."""
-        hosts, kind, network = hosts_of(self.settings), self.estimate.gpu.kind, self.estimate.job.link
-        between = f", {network} between hosts" if network and len(hosts) > 1 else ""
-        return f"1 {kind}" if self.estimate.job.gpus == 1 else f"{len(hosts)} x {max(hosts.values())} {kind}{between}"
+        slots, kind, network = hosts_of(self.settings).values(), self.estimate.gpu.kind, self.estimate.job.link
+        between = f", {network} between hosts" if network and len(slots) > 1 else ""
+        return f"1 {kind}" if sum(slots) == 1 else f"{Cluster.of(kind, slots).title} {kind}{between}"
 
 
 def load_plan(path: Path, link: str = "", goes_to: Path | None = None) -> RecipePlan:

@@ -24,7 +24,7 @@ class Choice:
     axes: of train/strategy/axes.py, what it divides besides the data
     least_length: tokens of a sequence from which on it is offered
     quantised: what it sends is rounded to 8 and 4 bits
-    slow: its states go through disks; unproven: few have published runs of its axes
+    unproven: few have published runs of its axes
     rank: how much there is to understand and to go wrong; of two that are about as fast the planner takes the lower
     """
 
@@ -38,7 +38,6 @@ class Choice:
     axes: tuple[str, ...] = ()
     least_length: int = 0
     quantised: bool = False
-    slow: bool = False
     unproven: bool = False
 
     @property

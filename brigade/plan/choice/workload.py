@@ -1,7 +1,9 @@
 """The question of a search and its answer: a cluster, what to train on it, and a strategy with its estimate."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from ...train.recipe.objectives import OBJECTIVES, PAIRS, SFT
 from ..costs.estimate import Estimate
@@ -17,7 +19,6 @@ KERNELS: dict[str, tuple[Kernels, str]] = {
     "Liger": (FUSED, "released"),  # train.py leaves out Liger's own loss (train/engines/kernels.py: apply_liger)
     "Liger, loss in tiles": (FUSED, "tiled"),
 }
-SLOW = 0.1  # share of a step that computes, below which a strategy is possible and slow
 WITH_LIGER = tuple(name for name in KERNELS if name.startswith("Liger"))  # a package of requirements-gpu.txt
 INSTALLED = tuple(name for name in KERNELS if name not in WITH_LIGER)
 
@@ -39,6 +40,11 @@ class Cluster:
     nvme_gb: float = 0.0
     all: int = 0
 
+    @classmethod
+    def of(cls, gpu: str, slots: Collection[int], **more: Any) -> "Cluster":
+        """Return the cluster of hosts with these slots. more: the fields beside them"""
+        return cls(gpu, max(slots), len(slots), all=sum(slots) if len(set(slots)) > 1 else 0, **more)
+
     @property
     def gpus(self) -> int:
         return self.all or self.node_size * self.nodes
@@ -48,12 +54,17 @@ class Cluster:
         """The numbers of hosts to try beside all: half as many each time; where slots are unequal only the largest host."""
         return [1] if self.all else [2**power for power in range(10) if 2**power < self.nodes]
 
-    def batch(self, micro: int) -> int:
-        """Return a global batch: 128 sequences, or more that divide over the GPUs, and if they stay few over fewer hosts' too."""
+    def batch(self, micro: int, method: str = "full") -> int:
+        """Return a global batch: 128 sequences, or more that divide over the GPUs, and if they stay few over fewer hosts' too.
+
+        Adapters lose more by a large batch than all weights do, of any rank (thinkingmachines.ai/blog/lora): theirs has four
+        sequences for each GPU, which a micro-batch is filled with, 16 at least and 128 at most.
+        """
+        wanted = 128 if method == "full" else min(max(16, 4 * self.gpus), 128)
         least = micro * self.gpus
         every = micro * math.lcm(self.gpus, max(self.fewer, default=1) * self.node_size)
         least = every if every <= 512 else least
-        return -(-max(128, least) // least) * least
+        return -(-max(wanted, least) // least) * least
 
     @property
     def title(self) -> str:
@@ -145,10 +156,7 @@ class Candidate:
 
     @property
     def slow(self) -> bool:
-        """Whether it is possible and no more: its states go through disks, or better hardware would be ten times as fast."""
-        time = self.estimate.time
-        waits = time.across + time.inside + time.bubble + time.offload
-        return self.choice.slow or self.seconds - waits < SLOW * self.seconds
+        return self.estimate.slow
 
     @property
     def recommended(self) -> bool:

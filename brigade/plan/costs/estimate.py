@@ -15,6 +15,8 @@ from .memory import GIB, Memory, moments, stream_pool
 from .reserved import reserved_with_room
 from .step_time import StepTime, before_seconds, step_time
 
+SLOW = 0.1  # share of a step that computes, below which a configuration is possible and slow
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -112,6 +114,13 @@ class Estimate:
         job, time = self.job, self.time
         waits = time.across + time.launches > time.total / 2
         return job.deepspeed and job.stage == 3 and job.shard_ranks >= 128 and waits
+
+    @property
+    def slow(self) -> bool:
+        """Whether it is possible and no more: its states go through disks, or better hardware would be ten times as fast."""
+        time = self.time
+        waits = time.across + time.inside + time.bubble + time.offload
+        return self.job.offload == "nvme" or time.total - waits < SLOW * time.total
 
     @property
     def tokens_per_second_per_gpu(self) -> float:

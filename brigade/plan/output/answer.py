@@ -7,20 +7,23 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ...errors.tables import Document, Fields
-from ..choice.goals import BILLION, million, price
+from ..choice.goals import price, tokens_in_words
 from ..costs.estimate import Estimate
 
 NOT_TYPED = ("json", "plot", "write")  # flags that the command to go on with leaves out
 
 
 def known(value: float, low: float, high: float) -> tuple[str, str, str]:
-    """Return three figures with as many digits as their interval deserves: its width has two."""
+    """Return three figures with as many digits as their interval deserves: its width has two, or more where the first is near
+    an end that it is not."""
     width = high - low or value / 10
     place = math.floor(math.log10(width)) - 1 if width > 0 else 0
 
     def shown(figure: float) -> str:
         return f"{round(figure, -place):,.{max(0, -place)}f}"
 
+    while any(shown(end) == shown(value) and abs(end - value) > 0.05 * value for end in (low, high)):
+        place -= 1
     return shown(value), shown(low), shown(high)
 
 
@@ -35,11 +38,6 @@ def speed_of(result: Estimate, gpus: int = 1) -> tuple[str, str, str]:
     fast, slow = factors_of_time(result)
     speed = result.tokens_per_second_per_gpu * gpus
     return known(speed, speed / slow, speed / fast)
-
-
-def tokens_in_words(tokens: float) -> str:
-    """Return `a billion`, or `5 billion`."""
-    return "a billion" if tokens == BILLION else million(tokens)
 
 
 def needed(result: Estimate) -> str:
@@ -80,21 +78,22 @@ def command_to_write(options: argparse.Namespace, flags: Iterable[Document], nam
     takes: Fields = {flag: of for group in flags for flag, of in group.items() if flag not in NOT_TYPED}
     for flag, of in takes.items():
         value = more.get(flag, getattr(options, flag))
-        if value in (of.get("default"), None, False):
+        if value is None or value is False or value == of.get("default"):  # a price of 0 is neither
             continue
         words.append(f"--{flag}")
         if isinstance(value, list):
             words += map(str, value)
         elif value is not True:
-            words.append(f"{value:g}" if isinstance(value, float) else str(value))
+            short = f"{value:g}" if isinstance(value, float) else str(value)
+            words.append(short if not isinstance(value, float) or float(short) == value else repr(value))
     return (
         f"python -m brigade plan {shlex.join(words)} --write {shlex.quote(str(options.write or f'recipes/my-{name}/'))}"
     )
 
 
-def command_to_start(to: Path, method: str, hostfile: str | None) -> str:
+def command_to_start(recipe: Path, hostfile: str | None) -> str:
     """Return the command that starts the recipe which --write has put there."""
-    path = shlex.quote(str(to if to.suffix in (".yaml", ".yml") else to / f"{method}.yaml"))
+    path = shlex.quote(str(recipe))
     if not hostfile:
         return f"Start: python train.py --recipe {path}"
     return f"Start: python -m brigade launch {path} --hostfile {shlex.quote(hostfile)}"

@@ -47,7 +47,7 @@ def _numbers(result: Estimate, given: float | None, runs: bool) -> Fields:
     """Return the figures of a plan. runs: whether it fits, for else it has no time"""
     job, needs = result.job, host(result.job)
     hours = result.hours(BILLION) * job.gpus
-    usd = price(result.gpu.kind, given)[0] * hours
+    usd, known_from = price(result.gpu.kind, given)
     numbers: Fields = {
         "model": job.shape.name,
         "parameters": job.shape.parameters,
@@ -94,7 +94,7 @@ def _numbers(result: Estimate, given: float | None, runs: bool) -> Fields:
         "mfu_percent": result.mfu if job.method == "full" else None,
         "days_per_billion_tokens": result.hours(BILLION) / 24,
         "gpu_hours_per_billion_tokens": hours,
-        "usd_per_billion_tokens": usd or None,
+        "usd_per_billion_tokens": usd * hours if known_from else None,
     }
     numbers |= times if runs else dict.fromkeys(times)
     return {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in numbers.items()}

@@ -25,7 +25,7 @@ from ..shape.find import named_config, positions_of
 from ..shape.from_config import sparse_attention
 from ..shape.lora import token_parameters
 from ..shape.model_shape import ModelShape
-from .answer import factors_of_time, known, needed, speed_and_price, speed_of, tokens_in_words
+from .answer import factors_of_time, known, needed, speed_and_price, speed_of
 
 ROWS = 10  # of the table
 
@@ -120,7 +120,7 @@ def between(low: str, high: str) -> str:
 def with_liger(workload: Workload, cluster: Cluster, winner: Candidate) -> None:
     """Print what fused kernels would bring, which need a package that requirements.txt leaves out."""
     other = search.chosen(search.candidates(replace(workload, kernels=WITH_LIGER), cluster))
-    if other and winner.seconds > 1.01 * other.seconds:
+    if other and winner.seconds > search.NEAR * other.seconds:
         speed, gain = speed_of(other.estimate)[0], winner.seconds / other.seconds - 1
         say(
             "liger",
@@ -141,7 +141,8 @@ def nothing_fits(found: goals.Answer) -> str:
         return f"Possible and slow: {takes(found.slow, found.cluster)}. No strategy is recommended here: {why}"
     if change:
         left_out = "" if found.workload.asked else explain.left_out(found.workload)
-        return f"Nothing that train.py runs fits. The smallest change that does: {change}.{measure}{left_out}"
+        nothing = "No strategy that was named fits" if found.workload.asked else "Nothing that train.py runs fits"
+        return f"{nothing}. The smallest change that does: {change}.{measure}{left_out}"
     return (
         "Nothing that train.py runs fits, with up to 64 nodes, adapters, fused kernels or shorter sequences either: "
         "take GPUs or hosts with more memory."
@@ -233,8 +234,9 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
         f"{result.device_gib:.1f} GiB on each GPU: {parts(result.memory, GIB, 0.05)}, allocator {allocator:.2f}, {streams}"
         f"context {context:.2f}. Torch allocates {allocated} GiB ({between(low, high)})",
     )
-    shown, low, high = known(result.shown_gib, *result.shown_interval())
-    say("card", f"nvidia-smi shows {shown} of {result.gpu.memory_gib:.1f} GiB in use ({between(low, high)})")
+    if result.may_fit:
+        shown, low, high = known(result.shown_gib, *result.shown_interval())
+        say("card", f"nvidia-smi shows {shown} of {result.gpu.memory_gib:.1f} GiB in use ({between(low, high)})")
     loading, training, low, high = (f"{size / GIB:,.0f}" for size in (needs.loading, needs.training, *needs.fullest))
     disks = f"; {needs.swapped / 1e9:,.0f} GB of local disk on each" if needs.swapped else ""
     say(
@@ -259,17 +261,20 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
     fast, slow = factors_of_time(result)
     speed, slowest, fastest = speed_of(result)
     # 6 N FLOPs per token are those of full fine-tuning: adapters' share of them says nothing.
-    used = (
-        f"; MFU {result.mfu:.0f} %, {result.mfu / slow:.0f} to {result.mfu / fast:.0f}" if job.method == "full" else ""
-    )
+    mfu = "; MFU {} %, {} to {}".format(*known(result.mfu, result.mfu / slow, result.mfu / fast))
+    used = mfu if job.method == "full" else ""
     say("speed", f"{speed} tokens/s on each GPU, {slowest} to {fastest}{used}")
     spent = [result.hours(tokens) * factor for factor in (1, fast, slow)]
     hours, low_hours, high_hours = known(*spent)
     gpu_hours, low, high = known(*(each * job.gpus for each in spent))
+    usd, source = goals.price(result.gpu.kind, price)
+    spent_usd = known(*(each * job.gpus * usd for each in spent))
+    money = ", {} USD, {} to {}".format(*spent_usd)
+    money += f", at {usd:g} for an hour of a GPU ({source})"
     say(
         "duration",
-        f"{tokens_in_words(tokens)} tokens take {hours} hours, {low_hours} to {high_hours}; "
-        f"{gpu_hours} GPU-hours, {low} to {high}{goals.cost(spent[0] * job.gpus, result.gpu.kind, price)}",
+        f"{goals.tokens_in_words(tokens)} tokens take {hours} hours, {low_hours} to {high_hours}; "
+        f"{gpu_hours} GPU-hours, {low} to {high}{money if source else ''}",
     )
 
 

@@ -6,14 +6,17 @@ from dataclasses import replace
 
 from ...errors import UserError
 from ...errors.console import counted, figure
+from ...errors.tables import Fields
 from ...train.model.config_json import read_config
 from ...train.model.location import check_length
 from ...train.model.rope import positions_by
 from ...train.recipe import flags
+from ...train.recipe.method import method_of
+from ...train.recipe.objectives import SFT
 from ..choice import averaging_advice, goals
 from ..choice.goals import own_tokens
 from ..choice.images import NOT_ASKED, Asked
-from ..choice.job_of_recipe import BESIDE, RecipePlan
+from ..choice.job_of_recipe import BESIDE, RecipePlan, here
 from ..choice.search import refusal
 from ..choice.workload import Cluster
 from ..costs.memory import GIB
@@ -81,7 +84,8 @@ def show_recipe(
     elif not result.fits:
         verdict = f"it may not fit: up to {result.most_gib:.1f} GiB, of which {whole:.1f} are there"
     else:
-        verdict = f"it fits with {result.spare_gib:.1f} GiB ({result.spare_gib / whole:.0%}) to spare"
+        slow = ", and is slow," if result.slow else ""
+        verdict = f"it fits{slow} with {result.spare_gib:.1f} GiB ({result.spare_gib / whole:.0%}) to spare"
     good = spare >= 0 and result.fits and not refused
     advice = averaging_advice.for_recipe(plan)
     if as_json:
@@ -96,7 +100,10 @@ def show_recipe(
     if good:
         first += f", {speed_and_price(result, planned if wants_hours else None, price)}"
     print(wrapped(f"{first}. A margin of {margin:.0%} is to be left free."))
-    say_command(f"Start: {header.commands(plan)[0]}")
+    if good or not (refused or spare < 0) or job.images:
+        say_command(f"Start: {header.commands(plan)[0]}")
+    else:
+        say_command(f"Plan what fits: {_command_to_choose(plan, hosts)}")
     trained(job, recipe.model.lora_modules_to_save, len(set(recipe.model.trainable_token_indices)))
     print(
         f"{path}: {job.shape.name}, {job.title}, {plan.strategy_name} on {plan.cluster}, {recipe.training.optim}, "
@@ -114,6 +121,30 @@ def show_recipe(
     say_all(advice)
     say_notes(result)
     return 0 if good else 1
+
+
+def _command_to_choose(plan: RecipePlan, hosts: Cluster) -> str:
+    """Return the command that plans the recipe's model on the same hosts by whatever fits there."""
+    recipe, job = plan.settings.recipe, plan.estimate.job
+    beside = plan.settings.recipe_path.with_name(BESIDE)
+    flags_of: Fields = {
+        "hostfile": recipe.cluster.hostfile,
+        "gpu": plan.estimate.gpu.kind,
+        "network": job.link if job.nodes > 1 else None,
+        "method": method_of(recipe.model),
+        "objective": recipe.training.objective,
+        "max_length": recipe.data.max_length,
+        "host_memory": f"{hosts.host_gib:g}" if hosts.host_gib else None,
+        "nvme": f"{hosts.nvme_gb:g}" if hosts.nvme_gb else None,
+    }
+    model = here(beside.parent) if beside.is_file() else recipe.model.model_name_or_path
+    words = [
+        word
+        for flag, value in flags_of.items()
+        if value not in (None, "full", SFT)
+        for word in (f"--{flag}", str(value))
+    ]
+    return f"python -m brigade plan {shlex.join([model, *words])}"
 
 
 def describe_recipe(plan: RecipePlan) -> None:

@@ -1,4 +1,4 @@
-"""Write the file of a strategy with axes besides data parallelism, beside the recipe that `plan --write` writes."""
+"""Write what lies beside the recipe that `plan --write` writes: the file of a strategy with axes, and a smaller hostfile."""
 
 import json
 from dataclasses import dataclass
@@ -77,6 +77,18 @@ def strategy_file(candidate: Candidate, recipe: str, folder: Path, hostfile: str
     )
     text += FSDP * bool(file) + yaml.safe_dump({"parallelism_config": mesh}, sort_keys=False)
     return StrategyFile("accelerate_config", path, text)
+
+
+def hosts_file(candidate: Candidate, folder: Path, hostfile: str | None) -> StrategyFile | None:
+    """Return a hostfile in `folder` of the first hosts and slots, where a candidate takes fewer than `hostfile` has (--goal)."""
+    if not hostfile:
+        return None
+    hosts, job = read_hostfile(find(hostfile, "flag --hostfile", "hostfile")), candidate.estimate.job
+    if sum(hosts.values()) == job.gpus:
+        return None
+    taken = [name for name, slots in hosts.items() if slots >= job.node_size][: job.nodes]
+    text = "".join(f"{name} slots={job.node_size}\n" for name in taken)
+    return StrategyFile("hostfile", folder / f"hosts_{job.nodes}x{job.node_size}", text)
 
 
 def ours(folder: Path) -> bool:

@@ -32,7 +32,7 @@ from ..costs.host_memory import host
 from ..costs.job import Job
 from ..shape.find import RECIPES, config_of, positions_of, stretches
 from .header import header, replaced
-from .strategy_file import as_document, ours, strategy_file
+from .strategy_file import as_document, hosts_file, ours, strategy_file
 
 # Per method and size in parameters: what a first run takes. Adapters take ten times the rate of all weights
 # (thinkingmachines.ai/blog/lora), and large models less than small ones.
@@ -159,23 +159,31 @@ def rope_for(model: str, workload: Workload) -> Document | None:
     raise UserError("flag --max_length", f"{workload.length} tokens, but {workload.shape.name} {problem}", cure)
 
 
+def recipe_path(to: Path, method: str) -> Path:
+    """Return where --write puts a recipe: in the file that it names, or as METHOD.yaml in that folder."""
+    return to if to.suffix in (".yaml", ".yml") else to / f"{method}.yaml"
+
+
 def write(candidate: Candidate, workload: Workload, model: str, to: Path, hostfile: str | None) -> list[Path]:
-    """Write the recipe to `to` (a folder gets METHOD.yaml), the config.json of `model` beside it, and a file for a strategy with
-    axes besides data parallelism; returns what it wrote.
+    """Write the recipe to `to` (a folder gets METHOD.yaml), the config.json of `model` beside it, a file for a strategy with axes
+    besides data parallelism, and a hostfile where the candidate takes fewer hosts or slots; returns what it wrote.
 
     Raises UserError, before anything is written, where a file of another content is in the way, and of sequences longer than the
     model's positions.
     """
     source, config = published_model(model), config_of(model)
-    path = to if to.suffix in (".yaml", ".yml") else to / f"{workload.method}.yaml"
+    path = recipe_path(to, workload.method)
     job = candidate.estimate.job
     rope = rope_for(model, workload)
     file = strategy_file(candidate, here(path), path.parent, hostfile)
     if file and ours(path.parent) and not file.path.exists():  # a recipe of ours says what no file there is for
         file = None
     strategy = {file.key: here(file.path)} if file else strategy_keys(candidate)
-    text = body(candidate, workload, source, hostfile, strategy, rope)
+    hosts = hosts_file(candidate, path.parent, hostfile)
+    text = body(candidate, workload, source, here(hosts.path) if hosts else hostfile, strategy, rope)
     there, files = path.exists(), {path.with_name(BESIDE): config.read_bytes()}
+    if hosts:
+        files[hosts.path] = hosts.text.encode()
     if file and not (
         file.path.exists() and file.path.parent != path.parent.resolve()
     ):  # else shared, and taken as it is
@@ -189,10 +197,10 @@ def write(candidate: Candidate, workload: Workload, model: str, to: Path, hostfi
         draft, drafted = Path(folder) / path.name, text
         for name, content in files.items():
             draft.with_name(name.name).write_bytes(content)
-        if file and file.path in files:
-            drafted = text.replace(here(file.path), str(draft.with_name(file.path.name)))
+        for name in files:
+            drafted = drafted.replace(here(name), str(draft.with_name(name.name)))
         draft.write_text(drafted, encoding="utf-8")
-        text = header(load_plan(draft, job.link, path)) + text
+        text = header(load_plan(draft, job.link, path)).replace(folder, here(path.parent)) + text
     missing = {name: content for name, content in files.items() if not name.exists()}
     if not there:
         missing = {path: text.encode()} | missing
