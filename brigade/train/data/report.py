@@ -253,8 +253,8 @@ def sample(prepared: Prepared, tokenizer: "PreTrainedTokenizerBase", brackets: b
 
 
 def _cut(parts: list[tuple[str, bool]]) -> Iterator[tuple[str, bool | None]]:
-    """Yield the parts of a sample, each a text and whether it is learned; of a long one only its beginning, where the first learned
-    part begins, and where the last one ends. (words, None) stands for what is left out between them."""
+    """Yield the parts of a sample, each a text and whether it is learned; of a long one only its beginning, where the first
+    learned part begins, and where the last one ends. (words, None) stands for what is left out between them."""
     ends = list(itertools.accumulate(len(text) for text, _ in parts))
     begins = [0, *ends[:-1]]
     spans = [span for *span, (_, learned) in zip(begins, ends, parts, strict=True) if learned]

@@ -72,8 +72,8 @@ class Words:
         keeps_thoughts: bool = False,
     ) -> tuple[str, ...]:
         """Return in words what the template leaves out of a chat and may: thoughts, texts beside calls, what no learned answer
-        needs. Raises LeavesOut where it leaves out an answer that is learned or what the answer is given to, and BadRow for an empty
-        one.
+        needs. Raises LeavesOut where it leaves out an answer that is learned or what the answer is given to, and BadRow for an
+        empty one.
 
         learned: of each turn of the assistant's; keeps_thoughts: whether all thoughts have to arrive
         """
