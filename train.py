@@ -20,6 +20,7 @@ from brigade.train.checkpoint import remote
 from brigade.train.distributed import ranks, read_once, visible
 from brigade.train.distributed.process import this_process
 from brigade.train.host.cluster import World, world_from_environment
+from brigade.train.model import named
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
 from brigade.train.run import directory as runs
@@ -64,6 +65,9 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
             say_finished(settings, opened.directory)
         remote.upload_rest(settings, world)
         return None
+
+    with ranks.agreed(world):
+        named.check(settings, world)
 
     # 2. This host, the model's config, and what the run computes with, the same on all ranks.
     timeline.enter("imports")

@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
             passes_on = getattr(command, "PASSES_ON", False)
             if passes_on:
                 added.usage = f"{added.format_usage().removeprefix('usage: ').strip()} [flags of train.py ...]"
-                added.epilog = _flags_of_train() if {"-h", "--help"} & set(words) else None
+                added.epilog = _flags_of_train()
     try:
         if not words:
             print(_verbs(), flush=True)
@@ -135,13 +135,10 @@ def _verbs() -> str:
 
 
 def _flags_of_train() -> str:
-    """The part of `python train.py --help` that follows its usage."""
-    from .train.recipe import flags
+    """Where the flags stand that a verb hands on."""
+    from .train.recipe.help_text import POINTER
 
-    parser = flags.parser()
-    flags.add_help(parser)
-    group = "\nrun:\n"  # the first one
-    return f"Flags of train.py, which this command hands on.\n{group}{parser.format_help().partition(group)[2]}"
+    return f"This command hands on flags of train.py: {POINTER}"
 
 
 def _check_flags(rest: list[str], parser: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 import argparse
 import time
 
+from .train.model import named
 from .train.model.tokenizer import load_tokenizer, vocabulary
 from .train.recipe import flags
 from .train.recipe.batch import batch_arithmetic
@@ -20,6 +21,7 @@ def run(options: argparse.Namespace) -> int:
 
     settings = flags.load(["--recipe", options.recipe, *options.rest])
     batch = batch_arithmetic(settings.recipe.training, 1, settings.place("global_batch_size"))
+    named.check_files(settings)
 
     from .train.data import report
     from .train.data.prepare import prepare

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import re
 from pathlib import Path
 from typing import get_args
 
@@ -9,9 +10,9 @@ import pytest
 import yaml
 
 from brigade.__main__ import VERBS, main
-from brigade.train.recipe import flags
+from brigade.train.recipe import flags, help_text
 from brigade.train.recipe.batch import batch_arithmetic
-from brigade.train.recipe.files import DEFAULT_RECIPE
+from brigade.train.recipe.files import DEFAULT_RECIPE, read_yaml
 from brigade.train.recipe.mistakes import OTHER_NAMES
 from brigade.train.recipe.schema import SECTION_OF, SECTIONS, identity
 from testing.shipped import shipped
@@ -119,12 +120,46 @@ def _types(annotation):
     return {annotation}.union(*map(_types, get_args(annotation)))
 
 
-def test_every_key_is_a_flag_with_help(capsys):
-    with pytest.raises(SystemExit) as left:
-        flags.load(["--help"])
-    shown = capsys.readouterr().out
+@pytest.fixture
+def helped(capsys):
+    """helped(*words): what a command line of train.py prints that asks for help."""
+
+    def call(*words):
+        with pytest.raises(SystemExit) as left:
+            flags.load([*words])
+        assert left.value.code == 0
+        return capsys.readouterr().out
+
+    return call
+
+
+def test_every_key_is_a_flag_with_help(helped):
+    shown = helped("--help", "all")
     assert "Undefined" not in shown and "The global batch that learning_rate was chosen for" in " ".join(shown.split())
-    assert left.value.code == 0 and [key for key in SECTION_OF if f"--{key}" not in shown] == []
+    assert [key for key in SECTION_OF if f"--{key}" not in shown] == []
+
+
+def test_help_begins_with_what_most_runs_set_and_leads_to_the_rest(helped, mistake, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def keys(*words):
+        return set(re.findall(r"^  --(\w+)", helped(*words), re.MULTILINE))
+
+    most = set(read_yaml(help_text.MOST_SET))
+    assert keys("--help") - most == {
+        "recipe",
+        "output_dir",
+        "resume_from_checkpoint",
+        "fresh",
+        "rehearse",
+        "allow_code",
+    }
+    short = helped("-h", "--learning_rate", "1e-5")
+    assert most <= keys("-h") and len(short.splitlines()) < 100 and help_text.POINTER in " ".join(short.split())
+    for section, model in SECTIONS.items():
+        assert keys("--help", section) == keys(f"--help={section}") == set(model.model_fields), section
+    assert keys("--help", "lora_r") == {"lora_r"} and "2106.09685" in helped("--help", "lora_r")
+    assert "did you mean 'training'" in mistake(flags.load, ["--help", "trainin"])
 
 
 def test_help_of_a_verb_says_types_defaults_and_what_it_hands_on(capsys):
@@ -134,7 +169,9 @@ def test_help_of_a_verb_says_types_defaults_and_what_it_hands_on(capsys):
             main([verb, "--help"])
         assert left.value.code == 0
         shown[verb] = " ".join(capsys.readouterr().out.split())
-    assert "(number from 1, default: 300)" in shown["launch"] and "--max_steps" in shown["launch"]
+    assert "(number from 1, default: 300)" in shown["launch"]
+    for verb in ("launch", "prepare", "check"):
+        assert help_text.POINTER in shown[verb] and "--max_steps" not in shown[verb]
     assert "(whole number from 0, default: 3)" in shown["eval"] and "--max_steps" not in shown["eval"]
 
 

@@ -46,6 +46,15 @@ for owner, token in json.loads(sys.argv[1]):
     except UserError as error:
         print(json.dumps(str(error)))
 """
+BEFORE_IMPORTS = """
+from brigade.train.recipe import flags
+from brigade.train.model import named
+def ask(name):
+    try:
+        named.check_files(flags.load(["FLAG", name]))
+    finally:
+        assert not {"torch", "transformers", "datasets"} & set(sys.modules)
+"""
 ASKED_FOR = {
     "config": "from brigade.plan.shape.find import config_of as ask",
     "model": """
@@ -66,6 +75,8 @@ from brigade.train.recipe import flags
 def ask(name):
     load_tokenizer(flags.load(["--tokenizer_name_or_path", name]), 512)
 """,
+    "model, before imports": BEFORE_IMPORTS.replace("FLAG", "--model_name_or_path"),
+    "data, before imports": BEFORE_IMPORTS.replace("FLAG", "--dataset_name"),
     "data": """
 from brigade.train.data.sources import open_origins
 from brigade.train.recipe import flags

@@ -62,7 +62,7 @@ def helps():
     for name in ("train.py", *VERBS):
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
-            flags.load(["--help"]) if name == "train.py" else brigade([name, "--help"])
+            flags.load(["--help", "all"]) if name == "train.py" else brigade([name, "--help"])
         found[name] = set(re.findall(r"--[a-zA-Z][\w-]*", out.getvalue()))
     for passes_on in ("launch", "prepare"):
         found[passes_on] |= found["train.py"]

@@ -136,6 +136,18 @@ def load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> ChatTempla
     return _keeping(tokenizer, templates, place) if how == KEEP and not templates.no_template else templates
 
 
+def file_of(settings: Settings) -> Path | None:
+    """Return the file that chat_template names; None for one of ours, or none. Raises UserError where it is not there."""
+    name, place = settings.recipe.data.chat_template, settings.place("chat_template")
+    known = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
+    if not name or name == NONE or name in known:
+        return None
+    path = find(name, place, f"chat template (or one of: {', '.join(known)})")
+    if not path.is_file():
+        raise UserError(place, f"{name!r} is a directory, not a file", "name a .jinja file")
+    return path
+
+
 def _load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> ChatTemplates:
     name, place = settings.recipe.data.chat_template, settings.place("chat_template")
     known = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
@@ -151,10 +163,8 @@ def _load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> ChatTempl
     unmarked = "has no {% generation %} marks, so no token would be supervised"
     if name in known:
         return ChatTemplates((TEMPLATES / f"{name}.jinja").read_text())
-    if name:
-        path = find(name, place, f"chat template (or one of: {', '.join(known)})")
-        if not path.is_file():
-            raise UserError(place, f"{name!r} is a directory, not a file", "name a .jinja file")
+    path = file_of(settings)
+    if path:
         try:
             template = text_of(path).removeprefix("\ufeff")  # with which some editors begin a file
         except (OSError, UnicodeDecodeError) as why:

@@ -72,7 +72,7 @@ class LoadedEncoder:
                 special[number] = str(self.tokenizer.id_to_token(number))
         self.special, tokens = set(special), set(special.values())
         how, own = encoder.thinking, encoder.own_tokens
-        self.chats = Chats(encoder.templates, encoder.variables, tokens, how, last_only, images, own)
+        self.chats = Chats(encoder.templates, encoder.variables, tokens, how, last_only, images, own, self.added)
         self.image_tokens = None if images is None else ImageTokens(images, self.tokenizer, self.special)
 
     def prompt(self, messages: list[Message], images: Sequence[ImageSource] = ()) -> list[int]:

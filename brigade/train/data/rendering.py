@@ -3,7 +3,7 @@
 import functools
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate
@@ -12,6 +12,7 @@ from typing import Any
 from ...errors import UserError
 from . import rendered, template_errors, template_forms, thinking, turn_by_turn
 from .chat_template import TOOL, ChatTemplates, bounded_template, check_length
+from .fitting import fitting
 from .images import MARK, ImageSource
 from .keys import says_nothing
 from .marks import AS_SAMPLE, Marks
@@ -19,7 +20,7 @@ from .messages import READ, THOUGHTS
 from .rows import BadRow, Message, Tools, Variables
 from .samples import Text
 from .template_forms import ANSWERED, ASKED, Forms
-from .words import Words
+from .words import LeavesOut, Words
 
 ACCOUNTED = READ.union(THOUGHTS)  # keys of messages that are read, or whose words are looked for
 HIDDEN = "\ue000"  # of Unicode's private use
@@ -32,6 +33,7 @@ class Chats:
     how: data.thinking; last_turn_only: data.train_on_last_turn_only
     images: the model's processor, where rows may have images
     own_tokens: special tokens that the recipe adds, which are meant wherever a row has them
+    added: the tokenizer's tokens that stand in no vocabulary of pieces, for templates that fit it; () looks for none
     """
 
     def __init__(
@@ -43,7 +45,12 @@ class Chats:
         last_turn_only: bool = False,
         images: Any = None,
         own_tokens: tuple[str, ...] = (),
+        added: Collection[str] = (),
     ) -> None:
+        self.added = added
+        self._rendered_by: dict[
+            str, list[str] | None
+        ] = {}  # of each cure, for its first chat: to try them all takes a second
         self.templates, self.variables, self.thinking, self.last_turn_only = templates, variables, how, last_turn_only
         self.images, self.own_tokens = images, own_tokens
         self.control_tokens = tuple(sorted(control_tokens, key=len, reverse=True))  # one may begin another
@@ -105,7 +112,13 @@ class Chats:
             raise template_errors.explained(error, messages, template, bool(images)) from None
         if learned is not None:
             keeps = self.thinking == thinking.KEEP
-            unread += self.words.account(messages, tools, variables, text, learned, keeps)
+            try:
+                unread += self.words.account(messages, tools, variables, text, learned, keeps)
+            except LeavesOut as error:
+                way = error.args[1]
+                if way not in self._rendered_by:
+                    self._rendered_by[way] = self._who_renders(messages, tools, variables, learned)
+                raise error.naming(self._rendered_by[way]) from None
         asked = answered = 0
         for message in messages:
             spelled_out = len(self.control.findall(message["content"]))
@@ -118,6 +131,22 @@ class Chats:
             counts = (thoughts, answered, asked, 0)
             whole = Text(text, spans, rendered=True, plain=plain, counts=counts, unread=unread)
         return whole if self.images is None else self._with_images(whole, messages, tuple(images))
+
+    def _who_renders(
+        self, messages: list[Message], tools: Tools | None, variables: Variables, learned: Sequence[bool]
+    ) -> list[str] | None:
+        """Return the names of the templates of ours that fit the tokenizer and render a chat whole; None where none was tried."""
+        if not self.added or self.images is not None:
+            return None
+        found = []
+        for name, template in fitting(self.added, self.variables):
+            other = Chats(
+                ChatTemplates(template), self.variables, set(self.control_tokens), self.thinking, self.last_turn_only
+            )
+            with suppress(Exception):  # it refuses the chat, or leaves something out, too
+                other.render(messages, tools, variables, learned)
+                found.append(name)
+        return found
 
     def _with_images(self, text: Text, messages: list[Message], images: tuple[ImageSource, ...]) -> Text:
         """Return a text in which the processor's expansions stand in place of the template's tokens for images. Raises BadRow

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from rich.text import Text
     from transformers import PreTrainedTokenizerBase
 
-LONGEST = 700  # characters of the sample that is shown
+LONGEST = 700  # characters of a sample that is shown whole
+# Of a longer one: its beginning, and characters before and behind where the first learned part begins and the last one ends.
+BEGINNING, AROUND_BEGIN, AROUND_END = 150, (100, 200), (200, 50)
 REPEATED = 8  # tokens of one kind, one behind the other, that are shown as one
 MOST_UNREAD = 12  # keys that are named
 MOST_LOST = 0.05  # of the samples may be dropped without a warning
@@ -232,19 +234,49 @@ def _decoded(ids: np.ndarray, tokenizer: "PreTrainedTokenizerBase", images: bool
 
 
 def sample(prepared: Prepared, tokenizer: "PreTrainedTokenizerBase", brackets: bool = True, number: int = 0) -> "Text":
-    """Return a sample of the first sequence decoded, its supervised part green and underlined, or in brackets."""
+    """Return a sample of the first sequence decoded, its supervised part green and underlined, or in brackets; a long one without
+    what lies between its beginning and the ends of what is learned."""
     from rich.text import Text
 
     sequence = first(prepared)
     place = slice(sum(sequence["lengths"][:number]), sum(sequence["lengths"][: number + 1]))
     ids, own = sequence["input_ids"][place], sequence["labels"][place] != IGNORED
-    text = Text()
     bounds = [0, *(np.flatnonzero(own[1:] != own[:-1]) + 1).tolist(), len(ids)]
-    for begin, stop in itertools.pairwise(bounds):
-        part = "".join(_decoded(ids[begin:stop], tokenizer, "images" in sequence))
-        if own[begin] and brackets:
-            part = f"[[{part}]]"
-        text.append(part, style="green underline" if own[begin] else "dim")
-    if len(text) > LONGEST:
-        text.truncate(LONGEST, overflow="ellipsis")
+    parts = [
+        ("".join(_decoded(ids[begin:stop], tokenizer, "images" in sequence)), bool(own[begin]))
+        for begin, stop in itertools.pairwise(bounds)
+    ]
+    text = Text()
+    for part, learned in _cut(parts):
+        text.append(f"[[{part}]]" if learned and brackets else part, style="green underline" if learned else "dim")
     return text
+
+
+def _cut(parts: list[tuple[str, bool]]) -> Iterator[tuple[str, bool | None]]:
+    """Yield the parts of a sample, each a text and whether it is learned; of a long one only its beginning, where the first
+    learned part begins, and where the last one ends. (words, None) stands for what is left out between them."""
+    ends = list(itertools.accumulate(len(text) for text, _ in parts))
+    begins = [0, *ends[:-1]]
+    spans = [span for *span, (_, learned) in zip(begins, ends, parts, strict=True) if learned]
+    kept = [(0, ends[-1])]
+    if ends[-1] > LONGEST and spans:
+        first, last = spans[0][0], spans[-1][1]
+        kept = [
+            (0, BEGINNING),
+            (first - AROUND_BEGIN[0], first + AROUND_BEGIN[1]),
+            (last - AROUND_END[0], last + AROUND_END[1]),
+        ]
+
+    def inside(low: int, high: int) -> Iterator[tuple[str, bool]]:
+        for begin, end, (text, learned) in zip(begins, ends, parts, strict=True):
+            if piece := text[max(low - begin, 0) : max(high - begin, 0)] if begin < high and low < end else "":
+                yield piece, learned
+
+    done = 0
+    for low, high in [*kept, (ends[-1], ends[-1])]:
+        if low > done:
+            lost = sum(len(text) for text, learned in inside(done, low) if learned)
+            also = f", {lost:,} of them learned" if lost else ""
+            yield f" ... ({low - done:,} characters left out{also}) ... ", None
+        yield from inside(max(low, done), high)
+        done = max(done, high)

@@ -7,7 +7,8 @@ from typing import Any
 
 from ...errors import UserError, first_line
 from ..host.files import refuse_lfs_pointers, refuse_other_forms
-from ..host.hub import hub_is_away, refusal
+from ..host.hub import CONNECT, hub_is_away, is_path, refusal, status_of
+from ..host.urls import is_remote
 from ..recipe.data_section import OF_DATASETS, Source, WeightedSource
 from ..recipe.settings import Settings
 from .builtin import BUILT_IN, HELDOUT, TRAIN
@@ -55,10 +56,42 @@ def open_origins(settings: Settings) -> list[Origin]:
     return origins
 
 
-def _origin(settings: Settings, source: Source, index: str) -> Origin:
-    def place(key: str) -> str:
-        return f"{settings.place('datasets')}{index}.{key}" if index else settings.place(key)
+def check_named(settings: Settings) -> None:
+    """Raise UserError for files of a recipe's sources that are not there, or contradict each other, and for a data set of which
+    the Hub says that it has none. What lies in object storage is not looked for."""
+    data = settings.recipe.data
+    for index, source in enumerate(data.datasets or [data]):
+        place = _places(settings, f"[{index}]" if data.datasets else "")
+        if not any(map(is_remote, (source.train_file, source.validation_file))):
+            _files(source, place)
+        name = source.dataset_name
+        if name and name != BUILT_IN and not Path(name).is_dir() and (is_path(name) or not hub_is_away()):
+            _ask_hub(name, source.dataset_revision, place)
 
+
+def _ask_hub(name: str, revision: str | None, place: Callable[[str], str]) -> None:
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi().dataset_info(name, revision=revision, timeout=CONNECT)
+    except Exception as error:
+        if is_path(name) or status_of(error) in (401, 403, 404):  # else the cache may have it
+            raise _not_loaded(error, name, revision, place) from None
+
+
+def _not_loaded(error: Exception, name: str, revision: str | None, place: Callable[[str], str]) -> UserError:
+    why, cure = (first_line(error), "") if Path(name).is_dir() else refusal(error, name, "dataset", revision)
+    cure = cure or "check the name and the network, or give a train_file"
+    return UserError(place("dataset_name"), f"data set {name!r} does not load: {why}", cure)
+
+
+def _places(settings: Settings, index: str) -> Callable[[str], str]:
+    """Return what names the place of a source's key. index: "[0]" of the first of several"""
+    return lambda key: f"{settings.place('datasets')}{index}.{key}" if index else settings.place(key)
+
+
+def _files(source: Source, place: Callable[[str], str]) -> tuple[Rows | None, Rows | None]:
+    """Return the training and the held-out rows of a source that are in files, or built in."""
     if bool(source.dataset_name) == bool(source.train_file):
         problem = "both dataset_name and train_file are given" if source.train_file else "no data is named"
         raise UserError(place("train_file"), problem, "give exactly one: dataset_name or train_file")
@@ -68,26 +101,27 @@ def _origin(settings: Settings, source: Source, index: str) -> Origin:
                 raise UserError(place(key), f"{source.train_file or BUILT_IN} is a whole and has none", "remove it")
     if source.validation_file and source.dataset_test_split:
         raise UserError(place("dataset_test_split"), "validation_file names held-out rows, too", "keep one of them")
-    train: Rows
-    heldout: Rows | None = (
-        files_of(source.validation_file, place("validation_file")) if source.validation_file else None
-    )
+    if source.image_folder is not None and not Path(source.image_folder).expanduser().is_dir():
+        raise UserError(place("image_folder"), f"{source.image_folder!r} is no folder", "name the one with the images")
+    heldout = files_of(source.validation_file, place("validation_file")) if source.validation_file else None
     if source.dataset_name == BUILT_IN:
         if heldout:
             problem = f"{BUILT_IN} has held-out samples of its own"
             raise UserError(place("validation_file"), problem, "remove validation_file")
-        train, heldout = JsonLines([TRAIN]), JsonLines([HELDOUT])
-    elif source.train_file:
-        train = files_of(source.train_file, place("train_file"))
-    else:
+        return JsonLines([TRAIN]), JsonLines([HELDOUT])
+    return files_of(source.train_file, place("train_file")) if source.train_file else None, heldout
+
+
+def _origin(settings: Settings, source: Source, index: str) -> Origin:
+    place = _places(settings, index)
+    train, heldout = _files(source, place)
+    if train is None:
         train, own = _from_datasets(source, place, settings.recipe.data.streaming)
         heldout = heldout or own
     stem = Path(source.train_file or str(source.dataset_name)).stem.replace("*", "") or "data"
     name = (source.name if isinstance(source, WeightedSource) else None) or stem
     weight = source.weight if isinstance(source, WeightedSource) else None
     columns: Columns = dict(source.columns)  # type: ignore[arg-type]
-    if source.image_folder is not None and not Path(source.image_folder).expanduser().is_dir():
-        raise UserError(place("image_folder"), f"{source.image_folder!r} is no folder", "name the one with the images")
     return Origin(name, train, heldout, columns, weight, source.image_folder)
 
 
@@ -124,9 +158,7 @@ def _from_datasets(source: Source, place: Callable[[str], str], streaming: bool)
     try:
         splits, commit = _load(name, config, revision, streaming)
     except Exception as error:  # the library raises its own, OSErrors and HTTP errors alike
-        why, cure = (first_line(error), "") if Path(name).is_dir() else refusal(error, name, "dataset", revision)
-        cure = cure or "check the name and the network, or give a train_file"
-        raise UserError(place("dataset_name"), f"data set {name!r} does not load: {why}", cure) from None
+        raise _not_loaded(error, name, revision, place) from None
 
     def table(key: str, split: str) -> Table:
         if split not in splits:

@@ -32,12 +32,24 @@ from .rows import BadRow, Message, Tools, Variables
 
 LONG = 24  # characters of a piece of which no other words of a chat consist by chance
 MOST_SHAPES = 10_000  # of chats that are remembered
+DROP, REMOVE = "drop the row", "remove them from the data"
 LEFT_OUT = "which the chat template leaves out"
-DROP_OR_NAME = "drop the row, or name a chat_template that renders them"
 # Words by which templates are switched, and which some of them (SmolLM3, Qwen 3) take out of the text.
 _SWITCHES = re.compile(r"/(?:no_?think|think|system_override)\b")
 _ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})|\\.", re.DOTALL)
 _NO_WORDS = re.compile(r"[\s\"'`\\]+")
+
+
+class LeavesOut(BadRow):
+    """A chat that another chat template may render whole; its cure is the other way."""
+
+    def naming(self, templates: Sequence[str] | None) -> BadRow:
+        """Return the error with both ways. templates: those of ours that fit the tokenizer and render the chat; None: none was
+        tried"""
+        problem, other = self.args
+        names = ", ".join(templates or ()) or "none of Brigade's fits this tokenizer and does"
+        tried = f" ({names})" if templates is not None else ""
+        return BadRow(problem, f"name a chat_template that renders them{tried}, or {other}")
 
 
 class Words:
@@ -60,7 +72,8 @@ class Words:
         keeps_thoughts: bool = False,
     ) -> tuple[str, ...]:
         """Return in words what the template leaves out of a chat and may: thoughts, texts beside calls, what no learned answer
-        needs. Raises BadRow where it leaves out an answer that is learned or what the answer is given to, and for an empty one.
+        needs. Raises LeavesOut where it leaves out an answer that is learned or what the answer is given to, and BadRow for an
+        empty one.
 
         learned: of each turn of the assistant's; keeps_thoughts: whether all thoughts have to arrive
         """
@@ -166,9 +179,9 @@ def _empty_answers(
 
 
 def _named(piece: Piece, messages: list[Message], is_learned: list[bool], keeps_thoughts: bool) -> str:
-    """Return what the template leaves out, as the run counts it. Raises BadRow where a row cannot do without it."""
+    """Return what the template leaves out, as the run counts it. Raises LeavesOut where a row cannot do without it."""
     if piece.kind == TOOL:
-        raise _leaves_out("it has tools", "name a chat_template that renders them, or remove them from the data")
+        raise LeavesOut("it has tools, and the chat template leaves them out", REMOVE)
     if piece.kind == DEFINITION:
         return f"parts of definitions of tools, {LEFT_OUT}"
     number = piece.number
@@ -184,10 +197,8 @@ def _named(piece: Piece, messages: list[Message], is_learned: list[bool], keeps_
         if not is_learned[number]:
             return f"tool calls of earlier turns, {LEFT_OUT}"
         if piece.kind == CALL:
-            raise _leaves_out(
-                "it has tool_calls", "name a chat_template that renders them, or remove them from the data"
-            )
-        raise BadRow(f"the chat template leaves out {excerpt}, an argument of a tool call in {called}", DROP_OR_NAME)
+            raise LeavesOut("it has tool_calls, and the chat template leaves them out", REMOVE)
+        raise LeavesOut(f"the chat template leaves out {excerpt}, an argument of a tool call in {called}", DROP)
     if message["role"] == "assistant":
         if message.get("tool_calls"):
             return f"texts beside tool calls, {LEFT_OUT}"
@@ -198,8 +209,4 @@ def _named(piece: Piece, messages: list[Message], is_learned: list[bool], keeps_
         answers = (learned for turn, learned in behind if turn["role"] == "assistant")
         if message["role"] in ("user", "tool") and not next(answers, True):
             return f"earlier turns, {LEFT_OUT}"
-    raise BadRow(f"the chat template leaves out {excerpt} of {called}, which is the {message['role']}'s", DROP_OR_NAME)
-
-
-def _leaves_out(what: str, cure: str) -> BadRow:
-    return BadRow(f"{what}, and the chat template leaves them out", cure)
+    raise LeavesOut(f"the chat template leaves out {excerpt} of {called}, which is the {message['role']}'s", DROP)

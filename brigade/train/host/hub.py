@@ -57,7 +57,7 @@ def refusal(error: BaseException, name: str, kind: str = "model", revision: str 
     error: raised by one of Hugging Face's libraries, which wrap the Hub's answer in words of their own
     kind: "model" or "dataset"
     """
-    case = "path" if _is_path(name) else _case(error)
+    case = "path" if is_path(name) else _case(error)
     if not case:
         return first_line(error), ""
     from huggingface_hub import constants
@@ -65,7 +65,7 @@ def refusal(error: BaseException, name: str, kind: str = "model", revision: str 
     problem, cure = table(Path(__file__).with_name("hub.yaml"))[case].values()
     hub, folder = endpoint(), name if kind == "model" else f"datasets/{name}"
     words: dict[str, Any] = {"page": f"{hub}/{folder}", "hub": hub, "name": name, "cache": constants.HF_HUB_CACHE}
-    words |= {"revision": repr(revision or "main"), "away": hub_is_away(), "status": _status(error)}
+    words |= {"revision": repr(revision or "main"), "away": hub_is_away(), "status": status_of(error)}
     words |= {
         "type": "" if kind == "model" else " --repo-type dataset",
         "kind": "data set" if kind == "dataset" else kind,
@@ -76,7 +76,7 @@ def refusal(error: BaseException, name: str, kind: str = "model", revision: str 
     return problem, cure
 
 
-def _is_path(name: str) -> bool:
+def is_path(name: str) -> bool:
     """Whether a name is that of a directory, and can be none on the Hub: OWNER/NAME."""
     return name.startswith((".", "/", "~")) or name.count("/") > 1
 
@@ -85,7 +85,7 @@ def _case(error: BaseException) -> str:
     """Return the key in hub.yaml for an error, or ""."""
     from huggingface_hub import get_token
 
-    names, status = [type(cause).__name__ for cause in _chain(error)], _status(error)
+    names, status = [type(cause).__name__ for cause in _chain(error)], status_of(error)
     is_gated = "GatedRepoError" in names or "is a gated dataset" in str(error)
     if is_gated or status in (401, 403):
         kind = "gated" if is_gated else "invalid token" if status == 401 else "forbidden"
@@ -107,7 +107,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _status(error: BaseException) -> int | None:
+def status_of(error: BaseException) -> int | None:
     """Return the HTTP status of the first answer in an error's chain, or None."""
     answers: Iterator[Any] = (getattr(cause, "response", None) for cause in _chain(error))
     return next((int(answer.status_code) for answer in answers if answer is not None), None)

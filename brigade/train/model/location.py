@@ -67,9 +67,7 @@ def load_config(settings: Settings) -> "PreTrainedConfig":
     except Exception as error:  # OSError for a missing file or name, ValueError for an unknown architecture, ...
         if remote_code.is_refused(error):
             raise remote_code.refusal(place, [name], model.revision) from None
-        why, cure = (first_line(error), "") if Path(name).is_dir() else refusal(error, name, revision=model.revision)
-        problem = f"{model.model_name_or_path!r} has no usable config: {why}"
-        raise UserError(place, problem, cure or "give a name on the Hub or a directory with a config.json") from None
+        raise unusable(settings, error) from None
     remote_code.check_kernels(place, name, model.revision, model.trust_remote_code)
     if settings.recipe.data.images:
         parts.check_model(settings, config)
@@ -80,6 +78,16 @@ def load_config(settings: Settings) -> "PreTrainedConfig":
     check_length(settings, getattr(config, "max_position_embeddings", None))
     new_tokens.grow(settings, name, config)
     return config
+
+
+def unusable(settings: Settings, error: Exception) -> UserError:
+    """Return what to raise where a model's configuration cannot be loaded. error: why"""
+    model = settings.recipe.model
+    name = str(remote_code.folder_of(model.model_name_or_path) or model.model_name_or_path)
+    why, cure = (first_line(error), "") if Path(name).is_dir() else refusal(error, name, revision=model.revision)
+    problem = f"{model.model_name_or_path!r} has no usable config: {why}"
+    cure = cure or "give a name on the Hub or a directory with a config.json"
+    return UserError(settings.place("model_name_or_path"), problem, cure)
 
 
 def check_length(settings: Settings, positions: int | None) -> None:

@@ -5,7 +5,6 @@ Every key of a recipe is also a flag; a flag wins over the recipe. This module i
 
 import argparse
 import functools
-import types
 import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from pydantic import ValidationError
 from ...errors import UserError, shortened
 from ...errors.tables import Fields
 from ..host.urls import checked, is_remote, local_of
-from . import continued, images, objectives, remote_code
+from . import continued, help_text, images, objectives, remote_code
 from .data_section import OF_DATASETS, Source
 from .files import DEFAULT_RECIPE, find, parse_yaml, read_yaml
 from .mistakes import explain, unknown_flag, unknown_sections
@@ -36,11 +35,12 @@ class _Parser(argparse.ArgumentParser):
 
 @functools.cache
 def parser() -> argparse.ArgumentParser:
-    """The parser of train.py: how to run, and every key of a recipe. add_help() adds what each key means."""
+    """The parser of train.py: how to run, and every key of a recipe. help_text.py says what each key means."""
     parser = _Parser(
         prog="train.py",
+        add_help=False,
         allow_abbrev=False,
-        usage="train.py [--recipe FILE] [--KEY VALUE ...]",
+        usage="train.py [--recipe FILE] [--KEY VALUE ...] [--help [SECTION|KEY|all]]",
         description="Fine-tune a language model as a recipe says. Every key of a recipe is also a flag.",
     )
     run = parser.add_argument_group("run")
@@ -68,34 +68,6 @@ def _is_switch(annotation: object) -> bool:
     return bool in (annotation, *typing.get_args(annotation))
 
 
-def add_help(parser: argparse.ArgumentParser) -> None:
-    """Add to parser() what each key of a recipe means, which values it takes, and its default."""
-    for action in parser._actions:
-        key = action.dest
-        if key in SECTION_OF:
-            info = SECTIONS[SECTION_OF[key]].model_fields[key]
-            default = "required" if info.is_required() else "optional"
-            if info.default is not None and not info.is_required():
-                text = yaml.safe_dump(info.default, default_flow_style=True, width=1000).removesuffix("...\n").strip()
-                default = f"default: {text}"
-            action.help = f"{info.description or ''} ({default})".strip().replace("%", "%%")
-            action.metavar = _kind(info.annotation) + "|auto" * (key in BY_PROOF)
-
-
-def _kind(annotation: Any) -> str:
-    """What --help calls the values of a key: `int`, `float or auto`, `linear|cosine`."""
-    if typing.get_origin(annotation) is typing.Annotated:
-        return _kind(typing.get_args(annotation)[0])
-    if typing.get_origin(annotation) is typing.Literal:
-        return "|".join(map(str, typing.get_args(annotation)))
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        kinds = [_kind(part) for part in typing.get_args(annotation) if part is not type(None)]
-        return " or ".join(dict.fromkeys(kinds))
-    return {bool: "true|false", str: "text", list: "list", dict: "table"}.get(
-        typing.get_origin(annotation) or annotation, getattr(annotation, "__name__", "value")
-    )
-
-
 def of_run(output: Path, trust_remote_code: bool, allow_code: Sequence[str] = ()) -> Settings:
     """The settings of the run in `output`. trust_remote_code: whether the flag was given; allow_code: the words after each of
     those flags. Raise UserError as load() does."""
@@ -113,8 +85,10 @@ def load(argv: list[str], loads_model: bool = True) -> Settings:
     """
     argv = [underscores(word) for word in argv]
     known = parser()
-    if {"-h", "--help"} & {*argv}:
-        add_help(known)
+    topic = help_text.topic(argv)
+    if topic is not None:
+        print(help_text.text(parser.__wrapped__(), topic), end="", flush=True)
+        raise SystemExit(0)
     options, unknown = known.parse_known_args(argv)
     if unknown:
         raise unknown_flag(unknown[0], names_of(known))

@@ -86,7 +86,7 @@ class ObjectiveKeys(Section):
     """The keys of a recipe's training section that say what is learned."""
 
     objective: Annotated[str, AfterValidator(_objective)] = SFT
-    """sft: answers. dpo, ipo, simpo, orpo: which of two answers is better. kto: answers that are labelled good or bad. reward: a
+    """sft: answers; dpo, ipo, simpo, orpo: which of two answers is better; kto: answers that are labelled good or bad; reward: a
     model that scores answers. Or `path/to/file.py:function`, a loss of your own over pairs (docs/preferences.md)."""
     token_loss: Annotated[str | None, AfterValidator(_function)] = None
     """sft: `path/to/file.py:function` of your own: what training sums in the place of each token's loss (docs/extending.md)."""

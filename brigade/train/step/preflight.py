@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from ..loss import supervised_loss, tiled
 from ..loss.objective_checks import check as check_objective
 from ..model import adapters, attention, experts, packed_samples, parts
 from ..model.location import check_beside
+from ..model.named import lacking_packages
 from ..model.sizes import empty_model
 from ..recipe.batch import length
 from ..recipe.files import DEFAULT_RECIPE
@@ -167,15 +167,7 @@ def _lacking(settings: Settings, strategy: Strategy, gpu: bool) -> Iterator[Mist
         yield "bf16", f"{torch.cuda.get_device_name()} has no bf16", "use fp16, or fp32 (neither)"
     if model.attn_implementation.startswith("fl"):  # flash_attention_2 and 3, flex_attention
         yield from attention.lacking(settings, gpu)
-    packages: list[Mistake] = [
-        ("report_to", package, ", or remove it from report_to") for package in training.report_to
-    ]
-    packages += [("use_peft", "peft", "")] * model.use_peft + [
-        ("load_in_4bit", "bitsandbytes", "")
-    ] * model.load_in_4bit
-    for key, package, otherwise in packages:
-        if importlib.util.find_spec(package) is None:
-            yield key, f"{package!r} is not installed on this host", f"pip install {package}{otherwise}"
+    yield from lacking_packages(settings)
 
 
 def _check_kernels(settings: Settings) -> None:

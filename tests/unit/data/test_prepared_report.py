@@ -195,6 +195,27 @@ def test_a_packed_row_shows_its_first_sample_and_a_long_one_its_begin(prepare, w
     assert len(long) <= report.LONGEST
 
 
+def test_of_a_long_sample_the_begin_and_the_end_of_what_is_learned_are_shown(prepare, write, tokenizer):
+    """Definitions of tools alone are longer than what is shown."""
+    parameters = {"type": "object", "properties": {f"x{n}": {"type": "string"} for n in range(40)}}
+    tool = {"type": "function", "function": {"name": "f", "description": "F.", "parameters": parameters}}
+    question = {"role": "user", "content": "Turn it off. " + "Please. " * 30}
+    answer = {"role": "assistant", "content": "I begin. " + "And I go on. " * 99 + "I end."}
+    rows = {"messages": [question, answer], "tools": [tool]}
+    files = {"train_file": write("a.jsonl", [rows] * 2), "validation_file": write("h.jsonl", chats("h", 1))}
+    shown = report.sample(prepare(**files, chat_template="qwen2.5"), tokenizer).plain
+    begin, first, last = shown.split(" ... (")
+    assert begin.startswith("<|im_start|>system") and len(begin) == 150 and "[[" not in begin
+    assert (
+        "characters left out) ... " in first and "Please. <|im_end|>" in first and "[[I begin. And I go on. " in first
+    )
+    assert first.endswith("]]") and last.endswith("And I go on. I end.<|im_end|>]]\n")
+    lost = int(last.partition(" characters left out, ")[0].replace(",", ""))
+    learned = len("I begin. I end.<|im_end|>") + 99 * len("And I go on. ")
+    kept = sum(len(part.partition("]]")[0]) for part in shown.split("[[")[1:])
+    assert f"{lost:,} of them learned" in last and kept + lost == learned and len(shown) < report.LONGEST + 100
+
+
 def test_no_line_of_the_sample_is_folded(prepare, write, tokenizer, capsys):
     long, held = write("a.jsonl", [{"text": "a long line " * 40}]), write("h.jsonl", chats("h", 1))
     report.show_sample(prepare(train_file=long, validation_file=held), tokenizer)
