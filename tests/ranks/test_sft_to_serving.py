@@ -62,9 +62,7 @@ def by_peft(run):
     ("my-model", "outputs/dpo", "smollm2-135m", MODEL),
     ("my-other-model", "outputs/dpo-on-merged", "sft-merged", ADAPTERS_OFF),
 ])  # fmt: skip
-def test_preferences_begin_with_what_sft_has_taught_and_one_merge_has_both(
-    merged, run, begins_with, reference, walked
-):
+def test_preferences_begin_with_what_sft_has_taught_and_one_merge_has_both(merged, run, begins_with, reference, walked):
     folder, _ = walked
     recipe = flags.of_run(folder / run, False).recipe
     assert (recipe.model.model_name_or_path, reference_of(recipe)) == (begins_with, reference)
@@ -78,5 +76,7 @@ def test_preferences_begin_with_what_sft_has_taught_and_one_merge_has_both(
 
 def test_what_the_commands_say(walked):
     _, said = walked
-    (second,), (answer,) = ([text for line, text in said.items() if words in line] for words in ("sft --output", " chat "))
+    (second,), (answer,) = (
+        [text for line, text in said.items() if words in line] for words in ("sft --output", " chat ")
+    )
     assert re.search(r"adapters +begin as outputs/sft *$", second, re.MULTILINE) and len(answer.split()) > 5

@@ -155,7 +155,7 @@ def test_the_revision_of_the_base_is_that_of_its_adapters(damaged):
     model = settings_of(folder).recipe.model
     assert (model.model_name_or_path, model.revision) == ("acme/model", "abc")
     assert settings_of(folder, "--revision", "abc").recipe.model == model
-    with pytest.raises(UserError, match="'main', but .* holds adapters of acme/model at abc"):
+    with pytest.raises(UserError, match=r"'main', but .* holds adapters of acme/model at abc"):
         settings_of(folder, "--revision", "main")
 
 

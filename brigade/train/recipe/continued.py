@@ -80,7 +80,7 @@ def take_from_model(settings: Settings) -> Settings:
     revision = _document(folder / FILE).get("revision")
     if model.revision not in (None, revision):
         problem = f"{model.revision!r}, but {name!r} holds adapters of {base} at {revision or 'no revision'}"
-        raise UserError(settings.place("revision"), problem, "leave the key out (--revision null): the adapters decide it")
+        raise UserError(settings.place("revision"), problem, "leave it out (--revision null): the adapters decide it")
     sources = settings.sources | {MODEL_KEY: base_place, "revision": f"{folder / FILE}: revision", KEY: place}
     taken = settings.with_model(model_name_or_path=base, revision=revision, adapter_name_or_path=name)
     return replace(taken, sources=sources)
@@ -140,8 +140,8 @@ def _named_base(folder: Path) -> tuple[str, str]:
     base, record = base_of(folder), folder / "run.yaml"
     if Path(base).is_absolute() and record.is_file():
         model = read_yaml(record).get("model")
-        known = isinstance(model, dict) and model.get(MODEL_KEY) and not model.get("from_scratch")
-        if known and not remote_code.folder_of(named := str(model[MODEL_KEY])):
+        named = "" if not isinstance(model, dict) or model.get("from_scratch") else str(model.get(MODEL_KEY) or "")
+        if named and not remote_code.folder_of(named):
             return named, f"{record}: model.{MODEL_KEY}"
     return base, f"{folder / FILE}: base_model_name_or_path"
 
