@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..errors import first_line
+from ..train.distributed.devices import keep_fp32
 from ..train.distributed.launched import PR_SET_PDEATHSIG
 from . import paths, steps
 from .paths import ATTENTION, DTYPE, LAYERS, LIGER, OPTIMIZER, SET, Row
@@ -229,6 +230,7 @@ def main() -> None:
     job = json.load(sys.stdin)
     import torch
 
+    keep_fp32()  # eager attention in fp32 is what others are compared with
     if job["device"] != "cpu":
         torch.cuda.set_device(job["device"])
     from . import compare, models  # noqa: F401  before the first path's time begins

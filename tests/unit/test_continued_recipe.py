@@ -137,6 +137,28 @@ def test_adapters_in_place_of_a_model_are_gone_on_with(base):
     assert "adapter_config.json" in as_model.place("model_name_or_path")
 
 
+@pytest.mark.parametrize("record, named", [
+    ("{model_name_or_path: smollm2-135m, from_scratch: false}", "smollm2-135m"),  # found on every host
+    ("{model_name_or_path: recipes/tiny, from_scratch: false}", "/cache/models/of-a-file"),
+    ("{model_name_or_path: acme/weights-of-its-own, from_scratch: true}", "/cache/models/of-a-file"),
+])  # fmt: skip
+def test_a_base_that_was_read_into_a_cache_has_the_name_that_the_run_knew_it_by(record, named, damaged):
+    folder = damaged(base_model_name_or_path="/cache/models/of-a-file")
+    (folder / "run.yaml").write_text(f"model: {record}\n")
+    settings = settings_of(folder)
+    assert settings.recipe.model.model_name_or_path == named
+    assert ("run.yaml" in settings.place("model_name_or_path")) == (named == "smollm2-135m")
+
+
+def test_the_revision_of_the_base_is_that_of_its_adapters(damaged):
+    folder = damaged(base_model_name_or_path="acme/model", revision="abc")
+    model = settings_of(folder).recipe.model
+    assert (model.model_name_or_path, model.revision) == ("acme/model", "abc")
+    assert settings_of(folder, "--revision", "abc").recipe.model == model
+    with pytest.raises(UserError, match=r"'main', but .* holds adapters of acme/model at abc"):
+        settings_of(folder, "--revision", "main")
+
+
 @pytest.mark.parametrize("words, change, said", [
     (["--use_peft", "false"], {}, ["holds adapters of", "trains all weights", "--use_peft goes on", "export", "--merge"]),
     (["--adapter_name_or_path", "other"], {}, ["adapter_name_or_path names others"]),

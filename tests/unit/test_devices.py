@@ -215,6 +215,19 @@ def prepared(monkeypatch):
     return make
 
 
+def test_a_run_keeps_fp32_on_every_host(prepared, monkeypatch):
+    """NVIDIA's images switch TF32 on by a variable, which torch reads once: set here as it would be then."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        prepared(3, 1)
+        assert torch.get_float32_matmul_precision() == "highest" and not torch.backends.cuda.matmul.allow_tf32
+        assert not torch.backends.cudnn.allow_tf32
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def test_engines_take_the_only_gpu_that_a_rank_sees_and_the_rank_keeps_its_number(prepared):
     """DeepSpeed sets device LOCAL_RANK (runtime/engine.py:1017)."""
     made = prepared(3, 1)

@@ -25,6 +25,20 @@ UNNUMBERED = ("dxg", "nvhost-gpu", "nvgpu")  # of WSL and of Jetsons: one node, 
 YES = ("1", "true", "yes", "on", "t", "y")  # as accelerate reads it (utils/environment.py: str_to_bool)
 
 
+def keep_fp32() -> None:
+    """Let products and convolutions of fp32 numbers be fp32 on every host, not TF32 with its 10 bits of mantissa.
+
+    NVIDIA's images switch TF32 on by TORCH_ALLOW_TF32_CUBLAS_OVERRIDE, and convolutions have it by torch's default. What is fp32
+    beside bf16 is so on purpose: routers, states of linear attention, positions (huggingface/transformers#48428).
+    """
+    import torch
+
+    torch.set_float32_matmul_precision(
+        "highest"
+    )  # torch's other way (fp32_precision) does not go with its compiler's reads
+    torch.backends.cudnn.allow_tf32 = False
+
+
 def driver_version() -> str | None:
     """Return the version of NVIDIA's driver, 535.129.03 for instance; None where nothing tells it."""
     for name in VERSION_FILES:

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 
 from ...errors import UserError, first_line
 from ...errors.disk import of_disk
+from ..distributed.devices import keep_fp32
 from ..recipe import continued, remote_code
 from ..recipe.objectives import ADAPTERS_OFF, MODEL, reference_of
 from ..recipe.settings import Settings
@@ -31,6 +32,7 @@ def load_trained(settings: Settings, directory: Path, **options: object) -> PreT
 
     options: further ones of from_pretrained, for a whole model
     """
+    keep_fp32()  # as the run had it
     section = settings.recipe.model
     if not section.use_peft:
         trusts, images = section.trust_remote_code, settings.recipe.data.images

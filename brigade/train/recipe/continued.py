@@ -13,6 +13,7 @@ from ...errors import UserError, first_line
 from ...errors.tables import Document, Fields
 from ..host.hub import hub_is_away, refusal
 from . import remote_code
+from .files import read_yaml
 from .model_section import ModelSection
 from .objectives import ADAPTERS_OFF, reference_of
 from .settings import Settings
@@ -66,7 +67,7 @@ def take_from_model(settings: Settings) -> Settings:
     name, folder = model.model_name_or_path, remote_code.folder_of(model.model_name_or_path)
     if not folder or not (folder / FILE).is_file() or (folder / "config.json").exists():
         return settings
-    base = base_of(folder)
+    base, base_place = _named_base(folder)
     problem = f"{name!r} holds adapters of {base or 'a model that they do not name'}, and no model"
     merge = f"merge them into a model (python -m brigade export {name} MODEL --merge) and name that"
     if not model.use_peft:
@@ -76,8 +77,12 @@ def take_from_model(settings: Settings) -> Settings:
         raise UserError(place, f"{problem}, and {KEY} names others", f"name one of the two, or {merge}")
     if not base:
         raise UserError(place, problem, f"name here the model that they were trained on, and set {KEY}: {name}")
-    sources = settings.sources | {MODEL_KEY: f"{folder / FILE}: base_model_name_or_path", KEY: place}
-    taken = settings.with_model(model_name_or_path=base, revision=None, adapter_name_or_path=name)
+    revision = _document(folder / FILE).get("revision")
+    if model.revision not in (None, revision):
+        problem = f"{model.revision!r}, but {name!r} holds adapters of {base} at {revision or 'no revision'}"
+        raise UserError(settings.place("revision"), problem, "leave it out (--revision null): the adapters decide it")
+    sources = settings.sources | {MODEL_KEY: base_place, "revision": f"{folder / FILE}: revision", KEY: place}
+    taken = settings.with_model(model_name_or_path=base, revision=revision, adapter_name_or_path=name)
     return replace(taken, sources=sources)
 
 
@@ -124,6 +129,21 @@ def is_unread(model: ModelSection) -> bool:
 def base_of(folder: Path) -> str:
     """Return the name or path of the model that adapters were trained on, "" where they do not say it."""
     return str(_document(folder / FILE).get("base_model_name_or_path") or "")
+
+
+def _named_base(folder: Path) -> tuple[str, str]:
+    """Return the name or path of the model that adapters were trained on, "" where they do not say it, and where it stands.
+
+    A packaged model or a GGUF file was read into this host's cache, and PEFT has to find it there. A run's record beside the
+    adapters still has its name, by which it is found on any host and after the cache was cleared.
+    """
+    base, record = base_of(folder), folder / "run.yaml"
+    if Path(base).is_absolute() and record.is_file():
+        model = read_yaml(record).get("model")
+        named = "" if not isinstance(model, dict) or model.get("from_scratch") else str(model.get(MODEL_KEY) or "")
+        if named and not remote_code.folder_of(named):
+            return named, f"{record}: model.{MODEL_KEY}"
+    return base, f"{folder / FILE}: base_model_name_or_path"
 
 
 def tokens_of(folder: Path) -> list[int]:

@@ -30,6 +30,7 @@ def prepare_environment(world: World, strategy: Strategy) -> None:
     import torch
 
     clear_accelerate_variables()
+    devices.keep_fp32()
     if strategy.is_deepspeed:
         kernels.find()
         kernels.end_locks_with_their_holder()
