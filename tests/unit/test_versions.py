@@ -137,3 +137,14 @@ def test_the_table_is_yaml_and_each_package_in_it_is_pinned_to_a_version_that_it
     text = (ROOT / "brigade/errors/versions.yaml").read_text()
     assert yaml.safe_load(text) == versions.supported()
     assert not refusal(PINNED) and not versions.not_pinned(PINNED)
+
+
+@pytest.mark.parametrize("page", ["docs/troubleshooting.md", "docs/zh/troubleshooting.md"])
+def test_the_page_says_what_is_supported(page):
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in (ROOT / page).read_text().splitlines()]
+    row_of = {row[0].lower(): row for row in cells if len(row) == 4}
+    for name, row in versions.supported().items():
+        if "from" in row or row.get("exact"):
+            _, pinned, supported, tried = row_of[name]
+            assert pinned == PINNED.get(name, "")
+            assert supported.split()[0] == row.get("from", pinned) and row.get("tried", "") in tried
