@@ -9,6 +9,10 @@
 Every key of a recipe is also a flag (--help), and a flag wins. The same command again continues where a run stopped.
 """
 
+from brigade import gate  # isort: split
+
+gate.enter("python train.py", "all", "run")  # before the imports that need what it looks for
+
 import sys
 from dataclasses import replace
 from functools import partial

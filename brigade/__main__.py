@@ -6,6 +6,7 @@ import os
 import sys
 from typing import NoReturn
 
+from . import gate
 from .errors import UserError, did_you_mean
 from .errors.console import guard_output
 from .errors.disk import of_disk
@@ -37,6 +38,13 @@ VERBS = {
     ),
     "lint": ("lint.command", "check hostfiles, ds_configs, accelerate configs and recipes, alone and together"),
 }
+LOOKING = (
+    "attach",
+    "status",
+    "top",
+    "report",
+    "check",
+)  # they compute nothing; `check` says itself what is not supported
 _TRAINS = "python train.py trains on this machine, and `python -m brigade launch` on all hosts of a hostfile"
 
 
@@ -72,9 +80,11 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: list[str] | None = None) -> int:
     """Run the verb that a command line names. Returns the exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    verb = words[0] if words and words[0] in VERBS else ""
+    gate.enter(f"python -m brigade {verb}".strip(), "all", judged=verb not in LOOKING)
     parser = _Parser(prog="python -m brigade", description="Tools around train.py.")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    words = sys.argv[1:] if argv is None else argv
     passes_on = False
     for verb, (module, about) in VERBS.items():
         description = f"{about[0].upper()}{about[1:]}."

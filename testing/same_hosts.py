@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from brigade.check import sameness
 from brigade.check.checks import Facts, Result, Wanted
+from brigade.errors import versions
 from testing.recorded_hosts import Recorded, grouped, results_of
 
-PINS = sameness.pins()
+PINS = versions.pins()
 LOOK = {
     "python": "CPython 3.11.7",
     "lost": {},

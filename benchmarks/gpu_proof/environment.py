@@ -7,16 +7,18 @@
 """
 
 import json
-import re
+import os
 import subprocess
 import sys
 import venv
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from brigade.errors.versions import ANYWAY, REPOSITORY, release, supported, unsupported
+from brigade.errors.versions import pins as pinned
+
 # From these versions on what is there already is taken as it is. With --wheels an older one is replaced by the pinned one.
-NEAR = {"torch": (2, 11), "transformers": (5, 17), "accelerate": (1, 10)}
+NEAR = {name: row["proof"] for name, row in supported().items() if "proof" in row}
 # What a run needs, and the name that it is imported by; of requirements.txt, without what only pages need.
 NEEDED = {
     "torch": "torch", "deepspeed": "deepspeed", "accelerate": "accelerate", "transformers": "transformers",
@@ -67,11 +69,6 @@ def download(packages: list[str]) -> str:
     return f"pip wheel --wheel-dir DIR -c constraints.txt {' '.join(f'{name}=={pinned()[name]}' for name in packages)}"
 
 
-def pinned() -> dict[str, str]:
-    """Return the version of each package in requirements.txt."""
-    return dict(re.findall(r"^([\w-]+)==([\w.]+)", (REPOSITORY / "requirements.txt").read_text(), re.MULTILINE))
-
-
 def installed(python: str) -> dict[str, str]:
     """Return the version of each of NEEDED and OPTIONAL that this Python finds; it imports none of them."""
     command = [python, "-c", ASK, json.dumps(NEEDED | OPTIONAL)]
@@ -85,7 +82,7 @@ def installed(python: str) -> dict[str, str]:
 def import_error(python: str) -> str:
     """Return why this Python cannot import what each run does; "" where it can. Takes some seconds."""
     command = [python, "-c", f"import {', '.join(IMPORTED)}"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=os.environ | {ANYWAY: "1"})
     return ([line for line in done.stderr.splitlines() if line.strip()] or ["no word"])[-1] if done.returncode else ""
 
 
@@ -93,12 +90,7 @@ def is_near(package: str, version: str) -> bool:
     """Whether a version is the pinned one, or near enough to prove something."""
     if package not in NEAR or version.partition("+")[0] == pinned()[package]:
         return version.partition("+")[0] == pinned().get(package)
-    return as_numbers(version) >= NEAR[package]
-
-
-def as_numbers(version: str) -> tuple[int, ...]:
-    """Return (2, 11) for 2.11.0+cu128."""
-    return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:2])
+    return release(version) >= release(NEAR[package])
 
 
 def compare(versions: dict[str, str]) -> dict[str, Any]:
@@ -113,7 +105,8 @@ def compare(versions: dict[str, str]) -> dict[str, Any]:
         for name, version in versions.items()
         if name in pins and version.partition("+")[0] != pins[name]
     }
-    too_old = [name for name in other if name in NEAR and as_numbers(other[name][1]) < NEAR[name]]
+    too_old = [name for name in other if name in NEAR and not is_near(name, other[name][1])]
+    refused = [name for name, (_, here) in other.items() if name not in too_old and unsupported(name, here)]
     without = [name for name in OPTIONAL if name not in versions]
     if not other:
         proves = "All packages are the pinned ones: what holds here holds for these versions on this kind of GPU."
@@ -124,6 +117,8 @@ def compare(versions: dict[str, str]) -> dict[str, Any]:
             "versions. Left out: what the pinned versions do differently; private names in brigade/train/upstream/, whose line "
             "numbers are the pinned versions'."
         )
+    if refused:
+        proves += f" {', '.join(refused)}: a run is refused with this version, and the proof sets {ANYWAY}=1."
     if too_old:
         proves += f" {', '.join(too_old)}: older than anything this was tried with."
     if without:

@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from brigade.errors.versions import ANYWAY
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 WORK = (
     "gpu-proof-work"  # in the output directory, which may be one that has folders of a user's: only this one is emptied
@@ -100,7 +102,7 @@ def again(part: str, small: bool) -> str:
 def start(command: list[str], log: Any, **variables: str) -> tuple["subprocess.Popen[Any]", str]:
     """Start a command that writes into an open file. Returns it, and the mark by which end() finds all that it starts."""
     mark = os.environ.get(MARK, "") + f"{uuid.uuid4().hex}/"
-    environment = os.environ | variables | {MARK: mark}
+    environment = os.environ | variables | {MARK: mark, ANYWAY: "1"}  # which versions are here, the report says
     process = subprocess.Popen(
         command, cwd=REPOSITORY, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
     )

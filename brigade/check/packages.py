@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
 from ..errors.console import counted
+from ..errors.versions import Versions, meets, pins, unsupported
 from ..hosts.host_facts import PACKAGES
 from ..hosts.rendezvous import usable_gpus
 from ..train.distributed import devices, torch_build
 from ..train.recipe.files import REPOSITORY
 from .checks import Facts, Hosts, Level, NotHere, Result, check, most_common, sound
 from .findings import fault
-from .sameness import alike, look, pins
+from .sameness import alike, look
 
-Versions = Mapping[str, str | None]  # package -> version, None where it is missing
 SHOWN = 4  # packages that a sentence names
 PIP = f"cd {shlex.quote(str(REPOSITORY))} && {shlex.quote(sys.executable)} -m pip install --disable-pip-version-check --quiet"
 
@@ -34,7 +34,8 @@ async def packages(hosts: Hosts) -> AsyncIterator[Result]:
     """Reads the version of every package that requirements.txt or constraints.txt pins, and whether the modules at its top are
     there, of which its RECORD speaks. Threshold: none is missing; the pin, and of builds of one version (2.13.0+cpu,
     2.13.0+cu128) the one that most hosts have. Red where hosts differ in torch, DeepSpeed, Accelerate, Transformers, Datasets
-    or PEFT, which exchange objects between ranks in the layout of one version; else a warning."""
+    or PEFT, which exchange objects between ranks in the layout of one version, and where all have one that no run is supported
+    with (brigade/errors/versions.yaml); else a warning."""
     looked = await look(hosts)
     versions = {host: facts["packages"] for host, facts in looked.items()}
     for host, facts in looked.items():
@@ -133,30 +134,30 @@ async def loaded(hosts: Hosts) -> AsyncIterator[Result]:
             yield one
 
 
-def meets(version: str | None, pin: str) -> bool:
-    """PEP 440: 2.13.0+cpu meets a pin on 2.13.0, but not the other way round."""
-    return version is not None and (version == pin or ("+" not in pin and version.partition("+")[0] == pin))
-
-
 @dataclass
 class Differences:
     """What of one host's packages differs. wanted: package -> the version to install, of all that differ"""
 
     red: list[str] = field(default_factory=list)
     yellow: list[str] = field(default_factory=list)
+    unsupported: list[str] = field(default_factory=list)
     wanted: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, version: str | None, wanted: str, grave: bool, reference: str) -> None:
         self.wanted[name] = wanted
         words = f"{name} {version or 'is missing'}, {reference}"
-        (self.red if grave else self.yellow).append(words)
+        if version and (range_of_it := unsupported(name, version)):
+            self.unsupported.append(f"{words}, supported {range_of_it}")
+        else:
+            (self.red if grave else self.yellow).append(words)
 
 
 def differences(hosts: Mapping[str, Versions], pinned: Mapping[str, str]) -> dict[str, Differences]:
     """Return host -> what differs there.
 
     Red are the packages that ranks exchange things with (host_facts.PACKAGES) where hosts disagree. A package that all hosts lack
-    was left out on purpose. All hosts with the same other version agree, but no test has seen it.
+    was left out on purpose. All hosts with the same other version agree, but no test has seen it. One that is not supported is
+    red wherever it is, for a run refuses it.
     """
     differences_of = {host: Differences() for host in hosts}
     for name in pinned:
@@ -187,7 +188,11 @@ def judged_packages(host: str, versions: Versions, differs: Differences) -> list
     if builds:
         cure = f"install {', '.join(builds)} from the index that the other hosts' came from, for PyPI has no such build"
         cure += "; the rest: --fix --yes" if fix else ""
-    rows = {"other-packages-that-exchange": differs.red, "other-packages": differs.yellow}
+    rows = {
+        "unsupported-packages": differs.unsupported,
+        "other-packages-that-exchange": differs.red,
+        "other-packages": differs.yellow,
+    }
     return [
         fault(name, host, fix=fix, detail=detail, value=words[0], packages=_shown(words), cure=cure)
         for name, words in rows.items()

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path
 
 from ..errors.tables import table
+from ..errors.versions import FILES, pins
 from ..hosts.job import Job
 from ..train.recipe.data_section import Source
 from ..train.recipe.files import REPOSITORY
@@ -22,8 +22,6 @@ VARIABLES = table(Path(__file__).with_name("variables.yaml"))
 _KEY = secrets.token_hex(16)  # of the hashes of secrets: of no use to anybody after this process
 SHOWN = 60  # characters of a variable's value
 MADE = "output"  # the run makes it
-FILES = ("requirements.txt", "constraints.txt")
-_PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;#]+)")
 FILES_SHOWN = 4  # files that a sentence names
 Files = Mapping[str, str | None]  # path -> hash, None of what cannot be read
 
@@ -213,13 +211,6 @@ def alike(finding: str, values_of: Mapping[str, Mapping[str, str | None]], level
         pairs = (f"{name} {values.get(name) or 'is missing'}, elsewhere {usual[name] or 'none'}" for name in odd)
         results.append(fault(finding, host, max(grave, key=LEVELS.index), value=shown, differs="; ".join(pairs)))
     return results
-
-
-@cache
-def pins(folder: Path = REPOSITORY) -> dict[str, str]:
-    """Package -> the one version that the files allow."""
-    lines = (line for name in FILES for line in (folder / name).read_text(encoding="utf-8").splitlines())
-    return {pin[1]: pin[2] for pin in map(_PIN.match, lines) if pin}
 
 
 def differing(files: Files, reference: Files) -> list[str]:

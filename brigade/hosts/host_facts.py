@@ -11,9 +11,9 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 
+from ..errors.versions import installed
 from ..train.distributed import devices, visible
 from ..train.distributed.devices import KFD
 from ..train.distributed.supervised import RUN
@@ -29,7 +29,7 @@ SIOCGIFADDR = 0x8915
 def look_around() -> Facts:
     """Say who this host is and what it has."""
     versions = {"python": ".".join(map(str, sys.version_info[:3]))}
-    versions |= {package: _version(package) for package in PACKAGES}
+    versions |= {package: installed(package) or "missing" for package in PACKAGES}
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         network = str(Path("/proc/self/ns/net").readlink())  # containers of one machine are hosts too
@@ -41,13 +41,6 @@ def look_around() -> Facts:
         "gpus": gpus(),
         "addresses": addresses(),
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "missing"
 
 
 def project_hash() -> str:

@@ -3,7 +3,6 @@ model, and shapes of the recipe. A proof that differs from this host in any of t
 
 import functools
 import hashlib
-import importlib.metadata
 import json
 import platform
 import re
@@ -11,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import first_line
+from ..errors.versions import installed
 from ..train.distributed import devices
 from ..train.host import files
 from ..train.host.cache import cache_directory, private_folder
@@ -72,14 +72,9 @@ def driver() -> str:
 @functools.cache
 def versions() -> Row:
     """The versions of the packages whose kernels are proven, and a digest of our own code ("code")."""
-    installed: Row = {}
-    for package in PACKAGES:
-        try:
-            installed[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            installed[package] = None
+    of_packages: Row = {package: installed(package) for package in PACKAGES}
     files = [HERE / name for name in CODE] + [MODEL / name for name in OURS]
-    return installed | {"code": hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]}
+    return of_packages | {"code": hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]}
 
 
 def key(config: Row, shapes: Row, device: Row) -> Row:

@@ -7,8 +7,8 @@ import pytest
 from brigade.check import sameness
 from brigade.check.checks import NotHere
 from brigade.check.findings import findings
-from brigade.check.packages import meets
 from brigade.check.probes import sameness as probe
+from brigade.errors.versions import meets
 from brigade.train.recipe.files import REPOSITORY
 from testing.same_hosts import LOOK, PINS, judged, odd, variables
 
@@ -31,7 +31,10 @@ def test_another_python_is_red():
 @pytest.mark.parametrize("package", ["torch", "deepspeed", "accelerate", "transformers", "datasets", "peft"])
 def test_what_ranks_exchange_objects_with_is_red(package):
     result = odd("packages", packages(**{package: "0.0.1"}))
-    assert (result.level, result.problem) == ("red", f"{package} 0.0.1, pinned {PINS[package]}")
+    assert (result.level, result.problem.partition(", supported ")[0]) == (
+        "red",
+        f"{package} 0.0.1, pinned {PINS[package]}",
+    )
     assert "pip install" in result.fix
     assert f"{package}==" in result.fix
 
@@ -85,9 +88,13 @@ def test_builds_of_one_version_meet_the_pin_and_must_be_equal():
     assert not meets("2.13.0.1", "2.13.0")
 
 
-def test_all_hosts_with_the_same_other_version_are_warned():
-    found = judged("packages", packages(transformers="5.0"), packages(transformers="5.0"))
-    assert [r.level for results in found.values() for r in results] == ["yellow", "yellow"]
+def test_all_hosts_with_the_same_other_version_are_warned_and_where_no_run_begins_with_it_they_are_red():
+    newer = judged("packages", *[packages(transformers="5.99.0")] * 2)
+    assert [r.level for results in newer.values() for r in results] == ["yellow", "yellow"]
+    older = judged("packages", *[packages(transformers="5.0")] * 2)
+    assert [r.level for results in older.values() for r in results] == ["red", "red"]
+    assert "transformers 5.0, pinned" in older["node1"][0].problem and "and later" in older["node1"][0].problem
+    assert f"transformers=={PINS['transformers']}" in older["node1"][0].fix
 
 
 def test_what_all_hosts_lack_was_left_out_by_those_who_installed_them():
@@ -268,7 +275,7 @@ def test_the_probe_finds_what_is_lost(tmp_path, monkeypatch):
     installed(tmp_path, "flat", flat="raise OSError('no such library')")
     monkeypatch.syspath_prepend(tmp_path)
     names = ["whole", "hollow", "cut", "flat", "absent"]
-    assert [probe._version(name) for name in names] == ["1.0", "1.0", "1.0", "1.0", None]
+    assert [probe.installed(name) for name in names] == ["1.0", "1.0", "1.0", "1.0", None]
     assert [probe._lost(name) for name in names] == ["", "hollow/a.py is missing", "cut/b.py is empty", "", ""]
     found = probe.imports(["json", "flat", "absent"])["failed"]
     assert found == {"flat": "OSError: no such library", "absent": "ModuleNotFoundError: No module named 'absent'"}

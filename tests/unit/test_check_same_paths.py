@@ -153,7 +153,7 @@ def test_torchs_version_file_is_read(tmp_path, monkeypatch):
     )
     spec = types.SimpleNamespace(origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(probe.importlib.util, "find_spec", lambda _: spec)
-    monkeypatch.setattr(probe, "_version", {"nvidia-nccl-cu12": "2.27.3"}.get)
+    monkeypatch.setattr(probe, "installed", {"nvidia-nccl-cu12": "2.27.3"}.get)
     assert probe._torch() == {"cuda": "12.8", "cudnn": None, "nccl": "2.27.3"}
     (tmp_path / "version.py").write_text("cuda = None\n")
     assert probe._torch() == {"cuda": None}

@@ -160,6 +160,7 @@ def test_other_versions_say_what_the_run_proves_and_leaves_out():
     }
     assert "torch 2.11.0+cu128 instead of" in found["proves"] and "Left out:" in found["proves"]
     assert "older than anything" not in found["proves"]
+    assert "torch, transformers: a run is refused with this version" in found["proves"]
     assert "torch: older than anything" in environment.compare(here | {"torch": "2.4.1"})["proves"]
     assert "the pinned ones" in environment.compare(pins | {"torch": f"{pins['torch']}+cu130"})["proves"]
 

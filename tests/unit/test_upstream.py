@@ -1,4 +1,4 @@
-"""Private names of other packages: that the pinned versions have them, and that they are touched in upstream/ alone.
+"""Names of other packages: that the pinned versions have them, and that private ones are touched in upstream/ alone.
 
 A row that fails after an upgrade names the file to look at; brigade/train/upstream/ says what each name is for.
 """
@@ -19,6 +19,7 @@ from brigade.train import upstream
 from brigade.train.step.pipeline_trainer import PipelineTrainer
 from brigade.train.upstream import peft_layers
 from brigade.train.upstream.trainer import HookedTrainer
+from testing import upstream_names
 
 ROOT = Path(__file__).resolve().parents[2]
 UPSTREAM = ROOT / "brigade/train/upstream"
@@ -184,6 +185,40 @@ def test_the_pinned_versions_have_what_we_touch(file, name):
     )
 
 
+def test_the_installed_versions_have_every_module_and_name_that_is_imported():
+    """In a process of its own, for it imports all of them; for other versions: python -m testing.upstream_names"""
+    done = subprocess.run(
+        [sys.executable, "-m", "testing.upstream_names"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def test_a_module_or_name_that_is_gone_is_named_with_its_line_also_within_a_function():
+    code = """
+import torch.no_such_module
+from torch import nn as layers, no_such_name
+def later(model):
+    from torch.nn import functional, no_such_layer
+    import torch
+    model.no_such_attribute, functional.relu, torch.optim.Adam.no_such_method
+    return functional.no_such_function(layers.Linear), torch.optim.no_such_optimizer.more
+try:
+    from torch import another
+except ImportError:
+    another = None
+"""
+    found = upstream_names.missing(ast.parse(code))
+    assert [(line, what.partition(" ")[0]) for line, what in sorted(found)] == [
+        (2, "torch.no_such_module"),
+        (3, "torch.no_such_name"),
+        (5, "torch.nn.no_such_layer"),
+        (8, "torch.nn.functional.no_such_function"),
+        (8, "torch.optim.no_such_optimizer"),
+    ]
+    counts = [len(list(upstream_names.used(parsed(file)))) for file in upstream_names.files()]
+    assert sum(counts) > 1_000  # it has read the files
+
+
 def test_the_pinned_gloo_has_what_we_touch():
     kind = torch.distributed.ProcessGroupGloo
     assert {*dir(kind), *dir(kind._Options())} >= OF_GLOO
@@ -260,6 +295,11 @@ def test_no_other_room_touches_a_private_name_of_another_package():
     known = OF_TORCH | OF_PYTHON
     strange = {str(path): touched(parsed(path)) - of_the_same_room(path.parent) - known for path in others}
     assert not {path: names for path, names in strange.items() if names}, "move them to brigade/train/upstream/"
+
+
+def test_comments_name_functions_of_other_packages_and_no_lines_which_move_with_every_release():
+    found = {str(path.relative_to(ROOT)): re.findall(r"\w\.py:\d+", path.read_text()) for path in FILES}
+    assert not {path: lines for path, lines in found.items() if lines}
 
 
 def test_our_trainer_overrides_few_methods_of_its_parent_and_private_ones_only_in_the_upstream_room():

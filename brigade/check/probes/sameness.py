@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from importlib import metadata
 from pathlib import Path
 
+from ...errors.versions import installed
 from ...hosts import Facts
 from ...hosts.host_facts import PROJECT, file_hashes
 from ...train.distributed import devices, torch_build
@@ -40,7 +41,7 @@ def look(
     """
     return {
         "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "packages": {name: _version(name) for name in names},
+        "packages": {name: installed(name) for name in names},
         "lost": {name: said for name, said in zip(names, map(_lost, names), strict=True) if said},
         "torch": _torch(),
         "driver": devices.driver_version(),
@@ -87,13 +88,6 @@ def sees_gpus() -> dict[str, bool]:
     return {"sees": torch.cuda.is_available()}
 
 
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _lost(name: str) -> str:
     """The first file that an installed package should have and has not, "" where none is missing.
 
@@ -127,7 +121,7 @@ def _torch() -> dict[str, str | None]:
     found: dict[str, str | None] = {"cuda": built.cuda} | ({"hip": built.hip} if built.hip else {})
     if found["cuda"]:
         major = found["cuda"].partition(".")[0]
-        found |= {library: _version(f"nvidia-{library}-cu{major}") for library in ("cudnn", "nccl")}
+        found |= {library: installed(f"nvidia-{library}-cu{major}") for library in ("cudnn", "nccl")}
     return found
 
 

@@ -163,7 +163,8 @@ class TensorDeepSpeed(DeepSpeed):
         config = arguments["deepspeed"]
         # DeepSpeed would compare it with the world size, not the data-parallel one.
         config.pop("train_batch_size", None)
-        # In every stage: without it the ranks' parts of a matrix are not gathered for model.safetensors (accelerator.py:4072).
+        # In every stage: without it the ranks' parts of a matrix are not gathered for model.safetensors (accelerator.py:
+        # get_state_dict).
         config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
         # Its loss of parts of logits is a sum over tokens, and it would set it on PEFT's wrapper.
         if self.run.settings.recipe.model.use_peft or objective_of(self.training).compares:
@@ -174,8 +175,8 @@ class TensorDeepSpeed(DeepSpeed):
         return {}  # no rank's GPU has to hold the model: it is divided later
 
     def load_model(self, weights: str) -> PreTrainedModel:
-        # Under ZeRO-3 Transformers renames no weights where it sees AutoTP (integrations/deepspeed.py:345), which divides them
-        # only later, when they have their names.
+        # Under ZeRO-3 Transformers renames no weights where it sees AutoTP (integrations/deepspeed.py:
+        # _apply_weight_conversions_to_state_dict), which divides them only later, when they have their names.
         from transformers.integrations.deepspeed import deepspeed_config
 
         config = deepspeed_config() or {}

@@ -24,8 +24,8 @@ def lacking(strategy: Strategy, gpu: bool) -> Iterator[tuple[str, str]]:
         from torch.utils.cpp_extension import CUDA_HOME
 
         compiles = "DeepSpeed compiles kernels for this run, and"
-        # cpu_adam is plain C++ on GPU hosts too (accelerator/cuda_accelerator.py:385). async_io takes CUDA's headers
-        # and libraries (op_builder/async_io.py:38), and the quantizer of ZeRO++ is CUDA.
+        # cpu_adam is plain C++ on GPU hosts too (accelerator/cuda_accelerator.py: _lazy_init_class_dict). async_io takes CUDA's
+        # headers and libraries (op_builder/async_io.py: include_paths), and the quantizer of ZeRO++ is CUDA.
         if gpu and (swaps or quantised) and CUDA_HOME is None:
             cure = "install the toolkit of torch's CUDA version, and set CUDA_HOME"
             yield f"{compiles} there is no CUDA toolkit (nvcc)", cure

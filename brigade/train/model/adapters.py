@@ -269,7 +269,7 @@ def _check_parameters(settings: Settings, model: torch.nn.Module) -> set[str]:
 
 def _check_quantises(settings: Settings, model: str, kinds: set[type]) -> None:
     """Raise UserError where Transformers would hand none of the model's layers to bitsandbytes: it takes torch's own Linear, but
-    no class derived from it, such as FalconLinear (integrations/bitsandbytes.py:189)."""
+    no class derived from it, such as FalconLinear (integrations/bitsandbytes.py: replace_with_bnb_linear)."""
     import torch
     from transformers.pytorch_utils import Conv1D
 
@@ -329,7 +329,7 @@ def wrap(model: PreTrainedModel, settings: Settings, source: str) -> PeftModel:
         wrapped: Any = peft.get_peft_model(model, lora, autocast_adapter_dtype=False)
     rows_of_peft.compute_by_rows(wrapped)
     # DeepSpeed makes them what its configuration says, with a master copy in fp32; under ZeRO-3 it takes them as they are
-    # (engine.py:1857), and an embedding in fp32 would hand fp32 to layers in bf16.
+    # (engine.py: _cast_module_mixed_precision), and an embedding in fp32 would hand fp32 to layers in bf16.
     dtype = half_or_full(settings) if is_deepspeed_zero3_enabled() else torch.float32
     for parameter in wrapped.parameters():
         if parameter.requires_grad:

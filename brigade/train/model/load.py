@@ -219,6 +219,6 @@ def quantization_config(settings: Settings, source: str, dtype: torch.dtype) -> 
         bnb_4bit_use_double_quant=section.use_bnb_nested_quant,
         bnb_4bit_compute_dtype=dtype,
         # The container of the 4-bit values: FSDP2 and ZeRO-3 shard floating-point tensors, and accelerate would leave uint8 ones
-        # whole on every rank (utils/fsdp_utils.py:797). The bits are the same.
+        # whole on every rank (utils/fsdp_utils.py: fsdp2_prepare_model). The bits are the same.
         bnb_4bit_quant_storage=dtype,
     )

@@ -14,7 +14,8 @@ from ..host.cluster import OWN_NUMBER, World
 from ..strategy import Strategy
 from ..upstream import deepspeed_kernels as kernels
 
-DEVICE = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")  # DeepSpeed wants both alike (runtime/engine.py:1960)
+# DeepSpeed wants both alike (runtime/engine.py: _configure_with_arguments).
+DEVICE = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
 
 
 def prepare_environment(world: World, strategy: Strategy) -> None:

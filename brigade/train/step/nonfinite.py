@@ -2,7 +2,7 @@
 
 A loss that is not finite makes its gradients NaN (`spread`), the reduction over ranks carries NaN to all of them, and so does the
 gradients' norm, which every rank computes alike. One look at it decides on all ranks together, without a further collective.
-ZeRO looks by itself, inside its step, and discards what is not finite (stage_1_and_2.py:3043, stage3.py:2888).
+ZeRO looks by itself, inside its step, and discards what is not finite (stage_1_and_2.py and stage3.py: step).
 What is done with such a step: bad_steps.py.
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...errors import versions
 from ...errors.console import console, counted
 from ..checkpoint import compatibility
 from ..checkpoint.manifest import oddity, other_versions
@@ -64,6 +65,8 @@ def summary(run: Run, trainer: TrainingContext, data: Prepared, checkpoint: Path
         "samples": packed_samples.layout(run.settings, trainer.model.config, run.kernels.attention)[2],
         "output": str(run.directory) + ("" if run.shared else ", on each host its own: whole checkpoints in each"),
     }
+    if others := versions.not_pinned(versions.of_this_process()):
+        lines["versions"] = others
     code = own_code(run.settings)
     if code:
         lines["code of your own"] = ", ".join(f"{file}, sha256 {digest}" for file, digest in code.items())

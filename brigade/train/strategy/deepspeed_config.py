@@ -75,8 +75,8 @@ def fill(
     elements of the largest parameter's shard (DeepSpeed makes five such buffers per rank). What DeepSpeed writes by itself
     goes into `output`, the run's directory. And unless `optim` is an
     AdamW, keep it: accelerate replaces any optimizer by DeepSpeedCPUAdam where states are offloaded, silently
-    (accelerator.py:2373). DeepSpeed's throughput timer is off unless the file turns it on: it waits for the whole device
-    at the beginning of each micro-step and at the end of each step (utils/timer.py:238, runtime/engine.py:2946).
+    (accelerator.py: _prepare_deepspeed). DeepSpeed's throughput timer is off unless the file turns it on: it waits for the
+    whole device at the beginning of each micro-step and at the end of each step (utils/timer.py: ThroughputTimer.start).
     """
     filled = copy.deepcopy(config)
     filled.setdefault("timers", {}).setdefault("throughput", {}).setdefault("enabled", False)

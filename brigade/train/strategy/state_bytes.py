@@ -78,7 +78,8 @@ def model_states(
     2P gradients and 12P optimizer states, of which ZeRO-1, 2 and 3 shard the last, the last two and all.
     What differs in DeepSpeed 0.19.8 (runtime/zero/), in fp32 training too:
     - Gradients are accumulated in the weights' precision and copied into fp32 for the step, and the first copy stays until
-      the step's end (stage_1_and_2.py:3119, stage3.py:2686): (2 + 4) P/N. ZeRO-3 makes the second copy per sub-group.
+      the step's end (stage_1_and_2.py: step, stage3.py: _prepare_fp32_grad_for_sub_group): (2 + 4) P/N. ZeRO-3 makes the second
+      copy per sub-group.
     - ZeRO-1 reduces gradients after the last micro-batch; until then every rank holds all of them.
     - There is an fp32 master copy.
     - Of adapters the first copy is gone by then, and ZeRO-1 and 2 keep none of what a slice cuts (docs/evidence/states.md).

@@ -1,7 +1,7 @@
 """Every touch of a private name of torch, Transformers, Accelerate, DeepSpeed, PEFT and bitsandbytes: what goes wrong without it,
 and its line. Whoever raises one of their versions looks here first.
 
-Lines are those of the versions in constraints.txt. A file beside this one holds what belongs to one function of one of them.
+A file beside this one holds what belongs to one function of one of them.
 trainer.py has the private methods of Transformers' Trainer that ours replaces; tests/unit/test_upstream.py says when
 one of them is gone.
 Nothing of theirs is imported before it is asked for.
@@ -138,7 +138,7 @@ def take_one_device(arguments: TrainingArguments) -> None:
 
 def save_on_the_first_rank_alone(model: torch.nn.Module) -> None:
     """Let the first rank of each host write weights, for each has a directory of its own. Transformers lets only rank 0 do it,
-    save_on_each_node or not (distributed/mixin.py:345)."""
+    save_on_each_node or not (distributed/mixin.py: should_save_on_this_rank)."""
     model.should_save_on_this_rank = lambda is_main_process: is_main_process
 
 
@@ -223,12 +223,13 @@ def are_experts(module: torch.nn.Module) -> bool:
 def fix_loaded(model: torch.nn.Module, dequantised: bool = False) -> None:
     """Put right what from_pretrained leaves in a model.
 
-    - Renamings: ZeRO-3's way of loading keeps those that matched nothing (integrations/deepspeed.py:485), and saving undoes all.
-      Of a model that it has dequantised, saving would name experts `..._blocks`, as MXFP4 does, and no one would find them there
-      (core_model_loading.py: revert_weight_conversion): without any, saving takes those of the architecture.
+    - Renamings: ZeRO-3's way of loading keeps those that matched nothing (integrations/deepspeed.py:
+      _load_state_dict_into_zero3_model), and saving undoes all. Of a model that it has dequantised, saving would name experts
+      `..._blocks`, as MXFP4 does, and no one would find them there (core_model_loading.py: revert_weight_conversion): without
+      any, saving takes those of the architecture.
     - Layers: Gemma 3 names one of a text encoder, too, which it does not have, and accelerate looks for each by its name.
     - On a CPU with AVX512-BF16 bitsandbytes 0.50.2 repacks weights at the first evaluation, and from then on no gradient passes
-      through them (nn/modules.py:614, autograd/_functions.py:422: a product without a backward pass).
+      through them (nn/modules.py: Linear4bit.forward: a product without a backward pass).
     """
     if dequantised:
         model._weight_conversions = None

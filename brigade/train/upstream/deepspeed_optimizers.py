@@ -47,7 +47,7 @@ def repeat_steps(optimizer: torch.optim.Optimizer) -> None:
 def restore(engine: DeepSpeedEngine, checkpoint: str) -> None:
     """Complete what engine.load_checkpoint(checkpoint) restored of an optimizer whose states lie on NVMe.
 
-    DeepSpeed copies the swap files back and reads nothing else of its optimizer checkpoint (engine.py:4456): a fresh
+    DeepSpeed copies the swap files back and reads nothing else of its optimizer checkpoint (engine.py: load_checkpoint): a fresh
     engine does not know that the files with Adam's moments are there, starts them from zero at step 1 and overwrites
     them; parameter groups too small to be swapped keep neither moments nor master weights; and the first step has the
     learning rate of a run's beginning. Seen: the first loss after a resume is right, the second is not.

@@ -60,8 +60,8 @@ def send_weights(read: Callable[[Take], set[str]] | None, check: Callable[[torch
         all names. None: the first rank's model has them all
     check: is called with the sharded model. A collective
 
-    Buffers are sent whole, where Accelerate takes all that a state dict holds for shards (utils/fsdp_utils.py:628): DeepSeek-V3
-    and GLM-4-MoE keep their routers' biases there, and Gemma 4 a scale of each layer.
+    Buffers are sent whole, where Accelerate takes all that a state dict holds for shards (utils/fsdp_utils.py:
+    fsdp2_load_full_state_dict): DeepSeek-V3 and GLM-4-MoE keep their routers' biases there, and Gemma 4 a scale of each layer.
     """
     from accelerate.utils import fsdp_utils
 
@@ -147,8 +147,8 @@ class _Shards:
 
 
 def find_adapters_under_checkpointing() -> None:
-    """PEFT names adapters' weights by their modules (tuners_utils.py:1717), under FSDP2's activation checkpointing among them a
-    wrapper that no state dict names: checkpoints would hold no adapter."""
+    """PEFT names adapters' weights by their modules (tuners_utils.py: _get_tuner_state_dict_key_prefixes), under FSDP2's
+    activation checkpointing among them a wrapper that no state dict names: checkpoints would hold no adapter."""
     from peft.tuners import tuners_utils
 
     found = tuners_utils._get_tuner_state_dict_key_prefixes
@@ -204,7 +204,7 @@ def shard_before_layers(shard: Callable[[torch.nn.Module, dict[str, object]], No
 
 def sum_at_once(mesh: DeviceMesh, name: str) -> None:
     """Let DTensors sum over all dimensions of a mesh in one collective, and not in one for each dimension, with a warning
-    (torch/distributed/tensor/_redistribute.py:390)."""
+    (torch/distributed/tensor/_redistribute.py: _warn_flatten_optimization_not_possible)."""
     mesh._flatten(name)
 
 
@@ -223,8 +223,8 @@ def hold_places(model: torch.nn.Module) -> None:
 class WithoutShards(ParallelismConfig):  # type: ignore[misc]
     """dp_shard_size 1 beside tensor groups: every group holds a whole model.
 
-    Accelerate 1.15.0 refuses more than one such group (parallelism_config.py:336), and has no FSDP2 where the dimension that
-    shards is not enabled. FSDP2 itself takes a dimension of one rank.
+    Accelerate 1.15.0 refuses more than one such group (parallelism_config.py: __post_init__), and has no FSDP2 where the
+    dimension that shards is not enabled. FSDP2 itself takes a dimension of one rank.
     """
 
     dp_shard_enabled = True

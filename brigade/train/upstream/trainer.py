@@ -184,7 +184,8 @@ def end_workers(loader: DataLoader) -> None:
 # ---- fp16 on CPUs ---------------------------------------------------------------------------------------------------
 # fp16 without a GPU, for tests.
 def scale_losses_on_cpus(accelerator: Accelerator) -> None:
-    """fp16 on a CPU: it casts and scales nothing there, without a word (accelerator.py:568), though torch can do both."""
+    """fp16 on a CPU: it casts and scales nothing there, without a word (accelerator.py: Accelerator.__init__), though torch can
+    do both."""
     import torch
 
     accelerator.native_amp, accelerator.scaler = True, torch.amp.GradScaler("cpu")

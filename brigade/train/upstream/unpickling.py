@@ -2,10 +2,11 @@
 
 A pickle names functions to call, so whoever has written one can run code where it is loaded. torch.load refuses that with
 weights_only=True, but DeepSpeed and torch ask for weights_only=False where they read checkpoints by themselves
-(deepspeed/runtime/checkpoint_engine/torch_checkpoint_engine.py:37, utils/zero_to_fp32.py:146, runtime/zero/stage3.py:3660;
-torch/distributed/checkpoint/default_planner.py:387). An environment variable overrules them (torch/serialization.py:1482).
-The .metadata of a distributed checkpoint goes through pickle.load itself (torch/distributed/checkpoint/filesystem.py:930), and
-here through a table. So it does not matter whether a file changes between a check and a load.
+(deepspeed: TorchCheckpointEngine.load, _raise_if_autoep_zero3_partitioned_checkpoint of utils/zero_to_fp32.py, and
+load_hp_checkpoint_state_from_checkpoint_dir_stage3; torch: DefaultLoadPlanner.load_bytes). An environment variable overrules them
+(torch/serialization.py: load). The .metadata of a distributed checkpoint goes through pickle.load itself
+(torch/distributed/checkpoint/filesystem.py: read_metadata), and here through a table. So it does not matter whether a file
+changes between a check and a load.
 """
 
 import importlib

@@ -20,9 +20,9 @@ def decide_by_the_present_order() -> None:
     """Let ZeRO-3 decide which weights to release by the order in which modules run now.
 
     It keeps those that are needed again within stage3_max_reuse_distance elements, and remembers each decision in an lru_cache
-    even after modules have run in another order (runtime/zero/partitioned_param_coordinator.py:634). Who evaluates before the
-    first step, where nothing is needed again, would gather each weight twice in every micro-step for ever. And each decision
-    walks through all modules that follow: for a model with adapters that is tens of seconds in all.
+    even after modules have run in another order (runtime/zero/partitioned_param_coordinator.py: __params_to_release). Who
+    evaluates before the first step, where nothing is needed again, would gather each weight twice in every micro-step for ever.
+    And each decision walks through all modules that follow: for a model with adapters that is tens of seconds in all.
     """
     from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 

@@ -3,7 +3,8 @@
 The public safe_set_* functions set moments only after a first step, for DeepSpeed makes them then; and one parameter after
 another would be swapped in and out. Hence the engine's own maps: stage_1_and_2.py: link_hp_params, stage3.py: grad_position.
 DeepSpeed's way from one number of ranks to another, universal checkpoints, gives in 0.19.8 all sub-groups of ZeRO-3 one tensor
-that counts steps, and all parameter groups the first one's weight decay (stage3.py:3664-3694).
+that counts steps, and all parameter groups the first one's weight decay (stage3.py:
+load_hp_checkpoint_state_from_checkpoint_dir_stage3).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def shares(optimizer: torch.optim.Optimizer) -> Iterator[Share]:
 
 def own_part(parameter: torch.nn.Parameter) -> torch.Tensor:
     """Return what this rank has of a parameter under ZeRO-3, flat: without what is appended where the ranks do not divide it,
-    memory that nobody wrote (partition_parameters.py:1836). Empty where it lies on NVMe."""
+    memory that nobody wrote (partition_parameters.py: _partition_param). Empty where it lies on NVMe."""
     part = parameter.ds_tensor
     if part.dim() == 0:  # what stands for it meanwhile (swap_tensor/partitioned_param_swapper.py)
         return part[None][:0]

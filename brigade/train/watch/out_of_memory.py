@@ -109,7 +109,8 @@ def _cure_at_rest(run: Run, phase: str) -> str:
 
 
 def _cause(error: BaseException) -> BaseException | None:
-    """Return the out-of-memory error that an error is, or that it was raised from (torch/distributed/pipelining/stage.py:900)."""
+    """Return the out-of-memory error that an error is, or that it was raised from (torch/distributed/pipelining/stage.py:
+    forward_one_chunk)."""
     cause: BaseException | None = error
     while cause is not None:
         of_words = isinstance(cause, RuntimeError) and _IN_WORDS.search(str(cause))
