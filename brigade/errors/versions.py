@@ -28,8 +28,9 @@ def supported() -> dict[str, dict]:
 
 @functools.cache
 def pins(folder: Path = REPOSITORY) -> dict[str, str]:
-    """Package -> the one version that the files allow."""
-    return dict(pin for name in FILES for pin in _PIN.findall((folder / name).read_text(encoding="utf-8")))
+    """Package -> the one version that the files allow. Who has copied the code alone has no files, and no pins."""
+    texts = [(folder / name).read_text(encoding="utf-8") for name in FILES if (folder / name).is_file()]
+    return dict(pin for text in texts for pin in _PIN.findall(text))
 
 
 def installed(package: str) -> str | None:
@@ -60,8 +61,9 @@ def is_newer(version: str, other: str) -> bool:
 def unsupported(package: str, version: str) -> str:
     """Why no run is supported with this version, "" where one is, or where nothing is said of the package."""
     row = supported().get(package, {})
-    if row.get("exact") and not meets(version, pins()[package]):
-        return f"only {pins()[package]}"
+    pin = pins().get(package)
+    if row.get("exact") and pin and not meets(version, pin):
+        return f"only {pin}"
     if "from" in row and release(version) < release(row["from"]):
         return range_of(package)
     why = row.get("bad", {}).get(version.partition("+")[0])
@@ -78,12 +80,13 @@ def not_pinned(versions: Versions) -> str:
     """The packages of a run whose version is not the pinned one, each with what that means; "" where all are pinned."""
     words = []
     for name, version in versions.items():
-        if version and not meets(version, pins()[name]):
+        pin = pins().get(name)
+        if version and pin and not meets(version, pin):
             tried = supported()[name].get("tried")
             meaning = ", which is not supported" if unsupported(name, version) else ""
             if tried and is_newer(version, tried):
                 meaning = f", newer than {tried}, the newest that was tried"
-            words.append(f"{name} {version}{meaning} (pinned {pins()[name]})")
+            words.append(f"{name} {version}{meaning} (pinned {pin})")
     return "; ".join(words)
 
 
@@ -105,8 +108,9 @@ def refusal(command: str, versions: Versions, needed: tuple[str, ...], judged: b
     if not (wrong and judged) or os.environ.get(ANYWAY) == "1":
         return ""
     rows = [("package", "installed", "pinned", "supported")]
-    rows += [(name, version, pins()[name], unsupported(name, version)) for name, version in wrong.items()]
-    cure = _cure(command, f"-c constraints.txt {' '.join(f'{name}=={pins()[name]}' for name in wrong)}")
+    rows += [(name, version, pins().get(name, "-"), unsupported(name, version)) for name, version in wrong.items()]
+    wanted = [f"{name}=={pins()[name]}" if name in pins() else f"{name}>={supported()[name]['from']}" for name in wrong]
+    cure = _cure(command, f"-c constraints.txt {' '.join(wanted)}")
     cure += f"; {ANYWAY}=1 goes on with them, at your own risk"
     return _text(command, f"no run is supported with these versions, in {sys.prefix}", cure, _aligned(rows))
 

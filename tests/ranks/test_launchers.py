@@ -20,7 +20,7 @@ from testing.run_files import losses_of
 
 BIN = Path(sys.executable).parent
 SHORT = as_flags(max_steps=3, logging_steps=1, max_train_samples=100, max_eval_samples=10, eval_answers=0)
-HALL = ["train.py", "brigade/__init__.py", "brigade/offers.py", "brigade/errors", "brigade/train"]
+HALL = ["train.py", "brigade/__init__.py", "brigade/gate.py", "brigade/offers.py", "brigade/errors", "brigade/train"]
 CONFIGS = ["recipes/tiny", "ds_configs", "accelerate_configs"]
 
 
