@@ -95,6 +95,7 @@ class Watch(threading.Thread):
         if self.device is not None:  # NCCL's records ask a device, and a thread begins with the first one
             with suppress(Exception):
                 torch.cuda.set_device(self.device)
+        self.write()  # at once: a rank that is stopped before the first look could not be named
         while not self.ended.wait(LOOK):
             with suppress(Exception):  # who watches a run must not be what ends it
                 self.look()
