@@ -36,6 +36,7 @@ VERBS = {
         "check.command",
         "are the hosts sound? reach, versions, devices, disks, network and kernels, before a run",
     ),
+    "kernels": ("kernels.command", "prove on this host's device which kernels are right, and how fast"),
     "lint": ("lint.command", "check hostfiles, ds_configs, accelerate configs and recipes, alone and together"),
 }
 LOOKING = (

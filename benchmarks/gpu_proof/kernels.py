@@ -1,4 +1,4 @@
-"""Every kernel against eager attention in fp32 on the first GPU: the full proof of `python -m brigade.kernels`."""
+"""Every kernel against eager attention in fp32 on the first GPU: the full proof of `python -m brigade kernels`."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ SMALL = ("recipes/tiny/full.yaml", "--quick", "--bf16", "true")
 def main() -> None:
     subject = Subject(__doc__)
     seconds = ["--seconds", f"{SHARE * subject.left:.0f}"]
-    words = ["-m", "brigade.kernels", *(SMALL if subject.small else RECIPE), *seconds]
+    words = ["-m", "brigade", "kernels", *(SMALL if subject.small else RECIPE), *seconds]
     written = subject.work / "kernels.log"
     with written.open("w") as log:
         done = subprocess.run(

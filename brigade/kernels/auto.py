@@ -146,7 +146,7 @@ def here(
         for line in in_words(proof):
             _say(world, line)
         if ATTENTION in kinds and not prove.proven_times(proof):
-            reason = models.unprovable(written) or _held(proof) or "see `python -m brigade.kernels`"
+            reason = models.unprovable(written) or _held(proof) or "see `python -m brigade kernels`"
             _say(world, f"no attention is proven here ({reason}): `auto` goes by what is installed")
             return None
         if proofs.write(proof) is None:
@@ -157,7 +157,7 @@ def here(
     if LAYERS in kinds and "with_compiled" not in proof["paths"]:
         _say(
             world,
-            "compiled layers are not proven here: `python -m brigade.kernels RECIPE` takes the minutes that it needs",
+            "compiled layers are not proven here: `python -m brigade kernels RECIPE` takes the minutes that it needs",
         )
     proven: Fields = {
         kind: in_order(prove.proven_times(proof, kind), proof, kind) for kind in (ATTENTION, SET, OPTIMIZER)
@@ -184,7 +184,7 @@ def _held(proof: Row) -> str:
     if not any("busy or unavailable" in row.get("why", "") for row in proof["paths"].values()):
         return ""
     why = "this run holds the GPU, whose compute mode, EXCLUSIVE_PROCESS, lets no other process in"
-    return f"{why}; `python -m brigade.kernels RECIPE` before a run makes the proof and keeps it"
+    return f"{why}; `python -m brigade kernels RECIPE` before a run makes the proof and keeps it"
 
 
 def asked_for(settings: Settings) -> list[str]:

@@ -1,7 +1,7 @@
 """Which kernels are right on this device, and how fast.
 
-    python -m brigade.kernels recipes/qwen3-8b/full.yaml         # a table, and the proof that later runs use
-    python -m brigade.kernels recipes/qwen3-8b/full.yaml --json  # the same as JSON (docs/gpu.md)
+    python -m brigade kernels recipes/qwen3-8b/full.yaml         # a table, and the proof that later runs use
+    python -m brigade kernels recipes/qwen3-8b/full.yaml --json  # the same as JSON (docs/gpu.md)
 
 Run it on a host, in the environment that training uses. Exit code: 0; 1 where a path computes something else or breaks; 2 for a
 mistake in the recipe.
@@ -9,10 +9,9 @@ mistake in the recipe.
 
 import argparse
 import json
-import sys
 
 from ..errors import UserError
-from ..errors.console import console, guard_output
+from ..errors.console import console
 from ..errors.tables import Fields
 from ..train.model.location import load_config
 from ..train.recipe import flags
@@ -21,33 +20,25 @@ from . import paths
 STYLES = {"proven": "green", "slower": "green", "wrong": "bold red", "failed": "red", "absent": "dim"}
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Prove the kernels that a command line asks for. Returns the exit code."""
-    text = (__doc__ or "").partition("\n")[0]
-    parser = argparse.ArgumentParser(prog="python -m brigade.kernels", description=text, allow_abbrev=False)
-    parser.add_argument("--quick", action="store_true", help="only what `auto` chooses among, in 15 s")
-    parser.add_argument(
-        "--seconds", type=float, metavar="S", help="for trying paths (default: 1200, or 15 with --quick)"
-    )
-    parser.add_argument("--device", type=int, default=0, metavar="N", help="the GPU's index (default: 0)")
-    parser.add_argument("--json", action="store_true", help="print the proof as JSON")
-    parser.usage = (
-        "python -m brigade.kernels [RECIPE] [--quick] [--seconds S] [--device N] [--json] [flags of train.py]"
-    )
-    options, more = parser.parse_known_args(argv)
-    options.recipe = more.pop(0) if more and not more[0].startswith("-") else None
-    try:
-        return run(options, more)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
+PASSES_ON = True  # words that are not ours are a recipe and train.py's flags
 
 
-def run(options: argparse.Namespace, more: list[str]) -> int:
-    """Prove, show and keep the proof. Returns the exit code. more: flags of train.py, which override the recipe's keys"""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's flags."""
+    parser.usage = "python -m brigade kernels [RECIPE] [--quick] [--seconds S] [--device N] [--json]"
+    add = parser.add_argument
+    add("--quick", action="store_true", help="only what `auto` chooses among, in 15 s")
+    add("--seconds", type=float, metavar="S", help="for trying paths (default: 1200, or 15 with --quick)")
+    add("--device", type=int, default=0, metavar="N", help="the GPU's index")
+    add("--json", action="store_true", help="print the proof as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prove, show and keep the proof. Returns the exit code."""
     from . import auto, models, proofs, prove
 
-    settings = flags.load([*(["--recipe", options.recipe] if options.recipe else []), *more])
+    named = options.rest[:1] if options.rest and not options.rest[0].startswith("-") else []
+    settings = flags.load([*(["--recipe", *named] if named else []), *options.rest[len(named) :]])
     config, shapes = models.as_json(load_config(settings)), prove.shapes_of(settings)
     _check_device(options.device)
     limits = prove.QUICK if options.quick else prove.FULL
@@ -95,8 +86,3 @@ def show(proof: Fields) -> None:
     console().print(table)
     taken = ", ".join(f"{kind} {name}" for kind, name in proof["fastest"].items())
     print(f"fastest that are proven: {taken or 'none'}; in {proof['seconds']} s")
-
-
-if __name__ == "__main__":
-    guard_output()
-    raise SystemExit(main())

@@ -187,13 +187,13 @@ def test_what_an_earlier_proof_has_left_is_no_result_of_this_one_and_a_users_fol
 
 
 def test_a_command_to_repeat_names_no_folder_of_this_host(monkeypatch):
-    words = ["-m", "brigade.kernels", f"{parts.REPOSITORY}/recipes/tiny/full.yaml"]
+    words = ["-m", "brigade", "kernels", f"{parts.REPOSITORY}/recipes/tiny/full.yaml"]
     for python, named in (
         (f"{parts.REPOSITORY}/.venv/bin/python", ".venv/bin/python"),
         ("/opt/other/bin/python", "python3"),
     ):
         monkeypatch.setattr(sys, "executable", python)
-        assert subject.command(words) == f"{named} -m brigade.kernels recipes/tiny/full.yaml"
+        assert subject.command(words) == f"{named} -m brigade kernels recipes/tiny/full.yaml"
 
 
 def test_kernels_that_are_not_reached_in_time_leave_rows_beside_those_that_are_proven(tmp_path, monkeypatch):

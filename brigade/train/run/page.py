@@ -5,6 +5,7 @@ before the last one's share of what this host's processors had to give has falle
 """
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -65,7 +66,8 @@ def write(directory: Path, limit: float = LIMIT) -> bool:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-        print(f"warning: {directory / FILE} was not written within {limit:.0f} s", file=sys.stderr)
+        cure = f"python -m brigade report {shlex.quote(str(directory))}"
+        print(f"warning: {directory / FILE} was not written within {limit:.0f} s: {cure} writes it", file=sys.stderr)
         return False
     return _warn(process)
 

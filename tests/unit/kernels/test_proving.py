@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from brigade.kernels import __main__ as command
+from brigade.__main__ import main
 from brigade.kernels import judging, models, paths, proofs, prove, steps, worker
 from brigade.train.model import attention, packed_samples
 from brigade.train.recipe.files import REPOSITORY
@@ -180,7 +180,7 @@ def test_what_crashes_hangs_or_raises_loses_itself_alone():
 
 @pytest.mark.slow
 def test_the_command_writes_the_proof_that_a_run_finds():
-    words = [sys.executable, "-m", "brigade.kernels", "--quick", "--json", "--max_length", "256"]
+    words = [sys.executable, "-m", "brigade", "kernels", "--quick", "--json", "--max_length", "256"]
     done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     proof = json.loads(done.stdout)
@@ -195,9 +195,9 @@ def test_time_that_is_over_leaves_paths_unproven():
 
 
 def test_a_gpu_that_is_not_there_is_a_users_mistake(capsys):
-    assert command.main(["--device", "7"]) == 2
+    assert main(["kernels", "--device", "7"]) == 2
     assert "flag --device" in capsys.readouterr().err
-    assert command.main([str(Path("no") / "recipe.yaml")]) == 2
+    assert main(["kernels", str(Path("no") / "recipe.yaml")]) == 2
 
 
 @pytest.mark.parametrize("words, limits", [
@@ -208,13 +208,13 @@ def test_the_command_takes_the_seconds_that_it_is_given(made, words, limits):
     device = {"name": "CPU", "driver": ""}
     key = {"device": device, "attention": "varlen", "shapes": SHAPES}
     calls = made({"key": key, "paths": {"sdpa": row}, "fastest": {}, "seconds": 1.0})
-    assert command.main([*words]) == 0
+    assert main(["kernels", *words]) == 0
     assert calls[0][1]["limits"] == limits
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan"])
 def test_no_time_for_a_proof_is_a_users_mistake(capsys, seconds):
-    assert command.main(["--seconds", seconds]) == 2
+    assert main(["kernels", "--seconds", seconds]) == 2
     assert "flag --seconds" in capsys.readouterr().err
 
 
