@@ -185,6 +185,7 @@ NUMBERS = {
     "launch": {"master_port": "65536", "start_timeout": "0", "restarts": "-1", "min_hosts": "0", "restart_pause": "-1",
                "silence": "1", "log_limit": "0"},
     "prepare": {}, "lint": {}, "attach": {}, "status": {}, "check": {}, "report": {}, "top": {"every": "0.1"},
+    "kernels": {"seconds": "0", "device": "-1"},
 }  # fmt: skip
 ZERO_IS_ONE = {
     "lora_dropout", "trainable_token_indices", "warmup_steps", "weight_decay", "max_grad_norm",
