@@ -43,8 +43,8 @@ def translated(document: Document, path: Path) -> tuple[Fields, dict[str, str]]:
     """
     recipe: Fields = {section: {} for section in SECTIONS}
     left: dict[str, str] = {}
-    flat = dict(_flat(document))
-    for name, value in flat.items():
+    flat = list(_flat(document))
+    for name, value in flat:
         meanings, ours = MEANINGS.get(name, {}), RENAMED.get(name, name)
         if isinstance(meanings, str):
             meant: Document | None = {meanings: value}
@@ -53,8 +53,12 @@ def translated(document: Document, path: Path) -> tuple[Fields, dict[str, str]]:
         if meant is None:
             left[name] = cure_of(name) or nothing_like(name)
         for key, own in (meant or {}).items():
-            recipe[SECTION_OF[key]][key] = own
-    training, accumulated = recipe["training"], flat.get("gradient_accumulation_steps")
+            said = recipe[SECTION_OF[key]].setdefault(key, own)
+            if said != own:  # as lr and learning_rate
+                left[name] = (
+                    f"{shortened(str(value))}: {key} is {shortened(str(said))} by another key of the file; keep one"
+                )
+    training, accumulated = recipe["training"], dict(flat).get("gradient_accumulation_steps")
     micro = training.get("per_device_train_batch_size")
     if "global_batch_size" not in training and isinstance(micro, int) and isinstance(accumulated, int):
         training["global_batch_size"] = micro * accumulated

@@ -64,6 +64,17 @@ def test_a_file_of_another_tool_is_a_recipe_and_a_list_of_what_has_no_equal(docu
     assert main(["lint", str(theirs), "--write", str(mine)]) == 2 and "there already" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("document", [
+    {"learning_rate": 1e-4, "lr": 2e-4}, {"training": {"learning_rate": 1e-4}, "lr": 2e-4},
+    {"training": {"learning_rate": 1e-4}, "learning_rate": 2e-4},
+])  # fmt: skip
+def test_two_keys_of_one_meaning_that_differ_are_said(document, tmp_path):
+    made, left = translated(document, tmp_path / "mine.yaml")
+    assert made["training"]["learning_rate"] == 1e-4
+    assert "0.0001 by another key" in (left.get("lr") or left["learning_rate"])
+    assert "lr" not in translated({"learning_rate": 1e-4, "lr": 1e-4}, tmp_path / "mine.yaml")[1]
+
+
 def test_a_run_names_every_wrong_key_of_a_flat_file_at_once(tmp_path):
     theirs = tmp_path / "theirs.yaml"
     theirs.write_text(yaml.safe_dump(FACTORY))
