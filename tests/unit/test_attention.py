@@ -264,6 +264,17 @@ def test_liger_is_off_with_one_reason_where_the_device_lacks_it(load, monkeypatc
     assert kernels.choose_liger(load(training={"use_liger_kernel": asked})) == expected
 
 
+@pytest.mark.parametrize("precision, on", [({}, True), ({"bf16": True}, False), ({"fp16": True}, False)])
+@pytest.mark.parametrize("gpu", [False, True])
+def test_tritons_interpreter_is_taken_in_fp32_alone(load, monkeypatch, precision, on, gpu):
+    """It adds and multiplies the bits of bf16 as integers: a loss of its would be wrong without a word."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    taken, why = kernels.choose_liger(load(training={"use_liger_kernel": True} | precision))
+    assert taken is on and ("interpreter" in why) is not on
+
+
 @pytest.mark.parametrize("family, gated", [("llama", True), ("qwen3_moe", False)])
 def test_liger_is_asked_for_no_loss_and_no_experts(family, gated, monkeypatch):
     """Its losses take a weight that a rank may have a part of, and experts are what axes divide."""

@@ -45,9 +45,14 @@ def choose_kernels(settings: Settings, strategy: Strategy, config: PreTrainedCon
 
 def choose_liger(settings: Settings) -> tuple[bool, str]:
     """Whether Liger's kernels are used, and if they were asked for and are not, why."""
-    if not settings.recipe.training.use_liger_kernel:
+    training, interpreted = settings.recipe.training, os.environ.get("TRITON_INTERPRET") == "1"
+    if not training.use_liger_kernel:
         return False, ""
-    if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":  # Triton's way to run without one
+    if interpreted and (
+        training.bf16 or training.fp16
+    ):  # it takes bf16's bits for integers (docs/evidence/triton-kernels.md)
+        return False, "off: Triton's interpreter (TRITON_INTERPRET=1) computes something else in half precision"
+    if not torch.cuda.is_available() and not interpreted:
         return False, "off: its Triton kernels need a GPU"
     if importlib.util.find_spec("liger_kernel") is None:
         return False, "off: pip install --no-deps -r requirements-gpu.txt"
