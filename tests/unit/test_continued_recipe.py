@@ -11,6 +11,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from brigade.errors import UserError
+from brigade.plan.shape.find import named_config
 from brigade.train.host.cluster import World
 from brigade.train.model import adapter_weights, adapters
 from brigade.train.model.load_trained import untrained
@@ -168,6 +169,18 @@ def test_adapters_in_place_of_a_model_that_cannot_be_gone_on_with(words, change,
     with pytest.raises(UserError) as told:
         settings_of(damaged(**change), *words)
     assert all(word in str(told.value) for word in ("flag --model_name_or_path", *said)), told.value
+
+
+def test_adapters_as_the_reference_are_told_to_be_merged(damaged, mistake):
+    """Wherever a model is wanted, the same is said of a directory of adapters."""
+    folder = damaged()
+    settings = flags.load(
+        ["--model_name_or_path", str(folder.parent), "--objective", "dpo", "--reference", str(folder)]
+    )
+    said = mistake(load_config, settings.of_reference(str(folder)))
+    assert "flag --reference" in said
+    for each in (said, mistake(named_config, str(folder))):  # the planner's
+        assert "holds adapters of" in each and f"export {folder} MODEL --merge" in each
 
 
 def test_other_tokens_and_another_base(base, tmp_path, mistake):

@@ -7,6 +7,7 @@ from ...errors import UserError, did_you_mean
 from ...errors.tables import Document, Fields
 from ...train.host.hub import hub_is_away, refusal
 from ...train.model.config_json import check_causal, read_config
+from ...train.recipe import continued
 from ...train.recipe.files import REPOSITORY
 from .from_code import shape_from_model
 from .from_config import kind_of, shape_of
@@ -35,6 +36,9 @@ def config_of(name: str) -> Path:
         for candidate in (path, path / "config.json", RECIPES / name, RECIPES / name / "config.json"):
             if candidate.is_file():
                 return candidate
+        if continued.holds_only_adapters(path):
+            problem, merge = continued.no_model(name, path)
+            raise UserError(place, problem, f"name their base, or {merge}")
     except OSError as error:
         raise UserError(place, f"it cannot be looked up: {error.strerror}", "check the name") from None
     short = name.rpartition("/")[2]

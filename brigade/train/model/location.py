@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from ...errors import UserError, first_line
 from ..host import files
 from ..host.hub import hub_is_away, refusal
-from ..recipe import remote_code
+from ..recipe import continued, remote_code
 from ..recipe.settings import Settings
 from . import gguf_file, new_tokens, packaged, parts, per_layer
 from .config_json import ALIASES, check_causal, grown_vocabulary, read_config
@@ -83,7 +83,10 @@ def load_config(settings: Settings) -> "PreTrainedConfig":
 def unusable(settings: Settings, error: Exception) -> UserError:
     """Return what to raise where a model's configuration cannot be loaded. error: why"""
     model = settings.recipe.model
-    name = str(remote_code.folder_of(model.model_name_or_path) or model.model_name_or_path)
+    folder = remote_code.folder_of(model.model_name_or_path)
+    if folder and continued.holds_only_adapters(folder):
+        return UserError(settings.place("model_name_or_path"), *continued.no_model(model.model_name_or_path, folder))
+    name = str(folder or model.model_name_or_path)
     why, cure = (first_line(error), "") if Path(name).is_dir() else refusal(error, name, revision=model.revision)
     problem = f"{model.model_name_or_path!r} has no usable config: {why}"
     cure = cure or "give a name on the Hub or a directory with a config.json"

@@ -65,11 +65,10 @@ def take_from_model(settings: Settings) -> Settings:
     """
     model, place = settings.recipe.model, settings.place(MODEL_KEY)
     name, folder = model.model_name_or_path, remote_code.folder_of(model.model_name_or_path)
-    if not folder or not (folder / FILE).is_file() or (folder / "config.json").exists():
+    if not folder or not holds_only_adapters(folder):
         return settings
     base, base_place = _named_base(folder)
-    problem = f"{name!r} holds adapters of {base or 'a model that they do not name'}, and no model"
-    merge = f"merge them into a model (python -m brigade export {name} MODEL --merge) and name that"
+    problem, merge = no_model(name, folder)
     if not model.use_peft:
         cure = f"--use_peft goes on with them, at a learning rate of adapters; or {merge}"
         raise UserError(place, f"{problem}, and this recipe trains all weights", cure)
@@ -84,6 +83,17 @@ def take_from_model(settings: Settings) -> Settings:
     sources = settings.sources | {MODEL_KEY: base_place, "revision": f"{folder / FILE}: revision", KEY: place}
     taken = settings.with_model(model_name_or_path=base, revision=revision, adapter_name_or_path=name)
     return replace(taken, sources=sources)
+
+
+def holds_only_adapters(folder: Path) -> bool:
+    """Whether a directory holds adapters and no model."""
+    return (folder / FILE).is_file() and not (folder / "config.json").exists()
+
+
+def no_model(name: str, folder: Path) -> tuple[str, str]:
+    """Return what to say of a directory that holds only adapters where a model is wanted, and how it becomes one."""
+    problem = f"{name!r} holds adapters of {_named_base(folder)[0] or 'a model that they do not name'}, and no model"
+    return problem, f"merge them into a model (python -m brigade export {name} MODEL --merge) and name that"
 
 
 def fold(settings: Settings, downloads: bool) -> Settings:
