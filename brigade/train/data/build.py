@@ -209,7 +209,7 @@ def _encode_all(
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Encode and store up to `limit` items of a split. rows: the origin's, of that split
 
-    Returns their numbers in the store; for each row that was dropped the number of the next item and the row's fate; and an
+    Returns their numbers in the store; for each row that was dropped as Encoded.dropped, but the number of the next item; and an
     estimate, from the part that was read, of how many items the whole split has.
     """
     first, read, seen = writer.items, 0, 0
@@ -222,7 +222,7 @@ def _encode_all(
         for part in encoded(rows, columns, encoder, processes, most, origin.image_folder):
             seen += part.rows
             absent &= part.absent
-            dropped.append((part.dropped + np.array([writer.samples, 0])) // [writer.kind.samples, 1])
+            dropped.append((part.dropped + np.array([writer.samples, 0, 0])) // [writer.kind.samples, 1, 1])
             writer.add(part)
             bar.update(part.size)
             read += part.size

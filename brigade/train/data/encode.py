@@ -105,7 +105,7 @@ class LoadedEncoder:
         tokens, masks = [np.zeros(0, np.int32)], [np.zeros(0, bool)]
         samples: list[tuple[float, ...]] = []
         images: list[tuple[ImageSource, ...]] = []
-        dropped: list[tuple[int, int]] = []
+        dropped: list[tuple[int, int, int]] = []
         bad: list[tuple[int, BadRow]] = []
         unread: dict[tuple[str, ...], int] = {(): 0}
         for number, texts in rows:
@@ -114,7 +114,7 @@ class LoadedEncoder:
             if isinstance(texts, BadRow):
                 bad.append((number, texts))
             if not isinstance(texts, tuple):
-                dropped.append((len(samples), BAD if texts else EMPTY))
+                dropped.append((len(samples), BAD if texts else EMPTY, 0))
                 continue
             for text, (ids, mask) in zip(texts, parts, strict=True):
                 fate = WHOLE if len(ids) <= longest else SPLIT if text.splits else CUT
@@ -135,12 +135,13 @@ class LoadedEncoder:
                         images.append(pictures)
                         counts = (0,) * len(counts)
                     elif begin == 0:
-                        dropped.append((len(samples), fate))
+                        needs = 2 + int(mask[1:].argmax()) if mask[1:].any() else 0
+                        dropped.append((len(samples), fate, needs))
         return Encoded(
             np.concatenate(tokens),
             np.concatenate(masks),
             np.array(samples, SAMPLE),
-            np.array(dropped, np.int64).reshape(-1, 2),
+            np.array(dropped, np.int64).reshape(-1, 3),
             rows[-1][0] + 1 if rows else 0,
             chunk.size,
             chunk.after,

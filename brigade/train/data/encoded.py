@@ -13,6 +13,7 @@ from .rows import BadRow, Where
 # What became of a row. Longer than max_length, it is cut off there, or split into several samples; empty (nothing but white
 # space) or bad (it cannot be used), it is skipped.
 WHOLE, CUT, SPLIT, EMPTY, BAD = range(5)
+MOST_LOST = 0.05  # of the samples may be dropped without a warning
 # Counted for a row, with its first sample: answers whose thoughts are cut; special tokens in texts and answers, which stay
 # special; special tokens in other turns, which become plain text; pairs of texts joined without a template.
 COUNTED = ("thoughts", "control", "plain", "joined")
@@ -53,8 +54,8 @@ class Encoded:
     """The samples of a chunk, laid end to end; of pairs the better answer and then the worse one.
 
     tokens: int32 (tokens of all samples,); supervised: bool, likewise; samples: a SAMPLE for each
-    dropped: int64 (rows, 2): for each row that is EMPTY, BAD or without a supervised token within max_length, how many samples
-        stand before it, and its fate
+    dropped: int64 (rows, 3): for each row that is EMPTY, BAD or without a supervised token within max_length, how many samples
+        stand before it, its fate, and the smallest max_length with a supervised token (0: there is none)
     rows: how many the chunk has, blank lines among them; where, size, after: the chunk's own
     bad: number and error of each row that is BAD
     unread: keys and columns that nobody read, in words; each set once, the first empty
@@ -85,7 +86,7 @@ class Encoded:
             supervised=self.supervised[token:],
             samples=self.samples[first:],
             images=self.images[first:],
-            dropped=self.dropped[self.dropped[:, 0] >= first] - [first, 0],
+            dropped=self.dropped[self.dropped[:, 0] >= first] - [first, 0, 0],
         )
 
     def error(self, number: int, error: BadRow) -> UserError:

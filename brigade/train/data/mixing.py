@@ -50,10 +50,11 @@ def _shares(total: int, sizes: list[float], most: list[int]) -> list[int]:
 
 
 def dropped_beside(chosen: np.ndarray, samples: np.ndarray, dropped: np.ndarray) -> np.ndarray:
-    """Return the fates of the rows that a source dropped before its last chosen sample, or of all where all samples are chosen.
+    """Return what a source dropped before its last chosen sample, or all of it where all samples are chosen: (rows, 2), of each
+    the fate and the max_length of Encoded.dropped.
 
-    samples: those that could be chosen; dropped: (rows, 2), the number of the next sample and the fate
+    samples: those that could be chosen; dropped: (rows, 3), with the number of the next sample before these two
     """
     if len(chosen) < len(samples):
         dropped = dropped[dropped[:, 0] <= max(chosen, default=-1)]
-    return dropped[:, 1]
+    return dropped[:, 1:]

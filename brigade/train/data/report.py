@@ -12,6 +12,7 @@ from ..recipe.batch import Batch
 from ..recipe.data_section import DataSection
 from ..recipe.objectives import objective_of
 from ..recipe.training_section import TrainingSection
+from .encoded import MOST_LOST
 from .kinds import KINDS
 from .marks import SAID
 from .prepare import Prepared
@@ -26,7 +27,6 @@ LONGEST = 700  # characters of a sample that is shown whole
 BEGINNING, AROUND_BEGIN, AROUND_END = 150, (100, 200), (200, 50)
 REPEATED = 8  # tokens of one kind, one behind the other, that are shown as one
 MOST_UNREAD = 12  # keys that are named
-MOST_LOST = 0.05  # of the samples may be dropped without a warning
 FEW = 20  # samples whose mean loss is hardly another set's
 
 
@@ -98,8 +98,10 @@ def lost(facts: Document) -> str:
     share = gone / max(1, gone + facts.get("samples", 0))
     if share <= MOST_LOST:
         return ""
-    why = "their supervised part lies beyond max_length, or they have none: a larger max_length keeps the former"
-    return f"{share:.0%} of the samples ({gone:,}) are dropped: {why}"
+    why = "their supervised part lies beyond max_length, or they have none"
+    enough = facts.get("enough")
+    cure = f"{f'max_length {enough}' if enough else 'no max_length'} keeps {1 - MOST_LOST:.0%} of them"
+    return f"{share:.0%} of the samples ({gone:,}) are dropped: {why}; {cure}"
 
 
 def few(held: int) -> str:

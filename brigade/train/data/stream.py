@@ -113,7 +113,7 @@ def make_window(
     recipe = settings.recipe
     writer = Writer(folder)
     cursors, samples = list(state["cursors"]), list(state["samples"])
-    dropped: list[int] = []
+    dropped = [np.zeros((0, 2), np.int64)]
     weights = [origin.weight or 1.0 for origin in origins]
     absent: dict[int, set[str]] = {}  # source -> names in its `columns` that none of its rows here has
     readers = [read_from(origin, loaded, cursor) for origin, cursor in zip(origins, cursors, strict=True)]
@@ -131,7 +131,7 @@ def make_window(
             break
         writer.add(part)
         absent[number] = absent.get(number, set(part.absent)) & part.absent
-        dropped += part.dropped[:, 1].tolist()
+        dropped.append(part.dropped[:, 1:])
         cursors[number], samples[number] = part.after, samples[number] + len(part.samples)
     lengths = writer.table()["length"]
     packed = recipe.data.packing
@@ -143,7 +143,7 @@ def make_window(
     number, first_row = state["number"] + 1, state["first_row"] + len(sequences)
     following = state | {"number": number, "first_row": first_row, "cursors": cursors, "samples": samples}
     (folder / "window.json").write_text(json.dumps(state))
-    facts = writer.facts(np.arange(len(lengths)), np.array(dropped))
+    facts = writer.facts(np.arange(len(lengths)), np.concatenate(dropped))
     facts |= {"sequences": len(sequences), "number": state["number"], "absent": sorted(set().union(*absent.values()))}
     (folder / FACTS).write_text(json.dumps(facts))
     return following

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...errors.tables import Fields
 from ..recipe.objectives import ANSWERS
-from .encoded import BAD, COUNTED, CUT, EMPTY, SAMPLE, SPLIT, Encoded
+from .encoded import BAD, COUNTED, CUT, EMPTY, MOST_LOST, SAMPLE, SPLIT, Encoded
 from .image_store import ImageWriter
 from .kinds import KINDS
 from .packing import Sequences
@@ -61,7 +61,7 @@ class Writer:
         """Return figures of these items, and of rows that were dropped beside them; for each key that nobody read, in how many
         rows it stands; and those of the kind.
 
-        dropped: int64 (rows,), the fate of each
+        dropped: int64 (rows, 2), of each its fate and the max_length that would keep it, as Encoded has them
         """
         by_item = self.of_items(items)
         chosen = by_item.ravel()
@@ -69,7 +69,7 @@ class Writer:
         unread: dict[str, int] = {}
         for names, count in zip(self._unread, rows, strict=True):
             unread |= {name: unread.get(name, 0) + count for name in names if count}
-        fates = np.concatenate([by_item["fate"].max(axis=1, initial=0), dropped])
+        fates = np.concatenate([by_item["fate"].max(axis=1, initial=0), dropped[:, 0]])
         cut, split, empty, bad = (int((fates == fate).sum()) for fate in (CUT, SPLIT, EMPTY, BAD))
         return {
             **{name: int(chosen[name].sum()) for name in COUNTED},
@@ -80,6 +80,7 @@ class Writer:
             "cut": cut,
             "split": split,
             "dropped": len(dropped) - empty - bad,
+            "enough": _enough(dropped[~np.isin(dropped[:, 0], (EMPTY, BAD)), 1], len(items)),
             "empty": empty,
             "skipped": bad,
             "unread": unread,
@@ -122,6 +123,16 @@ class Writer:
         for name in self.kind.stored:
             np.save(self.folder / f"{name}.npy", table[name].astype(bool))
         (self.folder / "chunks.json").write_text(json.dumps(self._chunks))
+
+
+def _enough(needed: np.ndarray, kept: int) -> int:
+    """Return the smallest max_length with which at most MOST_LOST of the samples are dropped; 0 where none has.
+
+    needed: of each dropped one the max_length that keeps it, 0: there is none; kept: how many are not dropped
+    """
+    longest_first = np.sort(np.where(needed > 0, needed, np.inf))[::-1]
+    enough = longest_first[int(MOST_LOST * (len(needed) + kept)) :]  # the others may go
+    return int(enough[0]) if len(enough) and np.isfinite(enough[0]) else 0
 
 
 def _of_weights(samples: np.ndarray) -> Fields:

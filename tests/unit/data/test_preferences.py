@@ -283,7 +283,7 @@ def test_what_is_no_pair_is_refused(encode, row, said, cure):
         return
     ((_, error),) = found.bad
     assert said in error.args[0] and cure in error.args[1], error.args
-    assert found.dropped.tolist() == [[0, 4]] and not len(found.samples)
+    assert found.dropped.tolist() == [[0, 4, 0]] and not len(found.samples)
 
 
 JUDGE = {"prompt": "How warm?", "completion": "Very."}

@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -56,7 +57,17 @@ def test_many_lost_samples_and_few_held_out_have_lines_of_their_own(prepare, wri
     lost = [{"prompt": "why " * 90, "completion": "b"}] * 5
     held = {"validation_file": write("h.jsonl", chats("h", 19)), "max_length": 64}
     said = report.lines(prepare(train_file=write("a.jsonl", [*chats("a", 45), *lost]), **held))
-    assert said["lost"].startswith("10% of the samples (5) are dropped") and "max_length" in said["lost"]
+    assert said["lost"].startswith("10% of the samples (5) are dropped")
+    enough = int(re.search(r"max_length (\d+) keeps 95% of them", said["lost"])[1])
+    kept = [prepare(train_file=write("a.jsonl", [*chats("a", 45), *lost]), **held | {"max_length": length})
+            for length in (enough - 1, enough)]  # fmt: skip
+    assert [each.facts["dropped"] for each in kept] == [5, 0]
+    empty = [{"text": ""}] * 9  # which no max_length would keep, and which are no samples
+    mute = [
+        {"messages": [{"role": "user", "content": "a " * 90}, {"role": "assistant", "content": "b", "weight": 0}]}
+    ] * 5
+    said = report.lines(prepare(train_file=write("c.jsonl", [*chats("a", 45), *mute, *empty]), **held))
+    assert said["lost"].endswith("; no max_length keeps 95% of them")
     assert said["held out"].startswith("19 samples only")
     held["validation_file"] = write("i.jsonl", chats("h", 20))
     said = report.lines(prepare(train_file=write("b.jsonl", [*chats("a", 95), *lost]), **held))
