@@ -6,7 +6,6 @@ import json
 from .ranks import REPOSITORY
 
 ZERO3 = json.loads((REPOSITORY / "ds_configs/zero3.json").read_text())
-MISSING = str(REPOSITORY / "tests/data/images/missing.jsonl")
 CHATS = str(REPOSITORY / "brigade/train/data/python_docs/train.jsonl")
 RECIPE = {
     "model": {"model_name_or_path": "some/model", "tokenizer_name_or_path": "python-docs"},
@@ -146,12 +145,12 @@ EXAMPLES = {
     "recipe-rows": (
         {"r.yaml": recipe(data={"dataset_name": None, "train_file": CHATS}, training={"objective": "dpo"})},
         "r.yaml:4: data.train_file"),
-    "recipe-weights": (
-        {"r.yaml": recipe(data={"dataset_name": None, "train_file": CHATS, "columns": {"weight": "weight"}})},
-        "r.yaml:6: data.train_file"),
-    "recipe-images": (
-        {"r.yaml": recipe(data={"dataset_name": None, "train_file": MISSING, "images": True})},
-        "r.yaml:5: data.train_file"),
+    "recipe-unread": (
+        {"r.yaml": recipe(data={"dataset_name": None, "train_file": "rows.csv"}), "rows.csv": "prompt,completion,topic\na,b,c\n"},
+        "r.yaml:4: data.train_file"),
+    "recipe-variable": ({"r.yaml": recipe(model={"model_name_or_path": "${MODEL}/base"})}, "r.yaml:5: model.model_name_or_path"),
+    "recipe-data": (
+        {"r.yaml": recipe(data={"dataset_name": None, "train_file": "nowhere.jsonl"})}, "r.yaml:4: data.train_file"),
     "recipe-experts": (
         {"r.yaml": recipe(cluster={"accelerate_config": "accelerate_configs/fsdp2_ep2_1x4.yaml"}),
          "config.json": {"model_type": "qwen3_moe", "num_experts": 7}},

@@ -1,28 +1,36 @@
-"""The first row of each file that a recipe names, where it learns which answers are better, from images, or by weights."""
+"""The first rows of each file that a recipe names, by the reader of a run; and whether what it names is on this machine."""
 
+import itertools
+import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from typing import Any
 
 from ..errors import UserError
 from ..errors.findings import Finding
+from ..errors.tables import Fields
+from ..train.data import preferences, samples, sources
 from ..train.data.images import NO_RULES, ImageReader, folder_of_images
-from ..train.data.keys import WEIGHT, Row
-from ..train.data.preferences import check_columns
-from ..train.data.rows import BadRow
-from ..train.data.samples import Text, convert, weight_of
-from ..train.data.sources import files_of
-from ..train.recipe.data_section import DataSection, Source
+from ..train.data.keys import Columns, without_weight
+from ..train.data.layout import NONE
+from ..train.data.marks import SAID
+from ..train.data.rows import BadRow, Parquet, Rows
+from ..train.data.samples import Text
+from ..train.host.urls import is_remote
+from ..train.model import named
+from ..train.recipe.data_section import Source
 from ..train.recipe.objectives import ANSWERS, objective_of
 from ..train.recipe.settings import Settings
+from .files import of_error
 
+FIRST = 20  # rows of a file that are read
 FILES = ("train_file", "validation_file")
+_VARIABLE = re.compile(r"\$\{\w+\}|\$[A-Z_]{2,}")
 
 
 class _Unrendered:
     """Stands in for chat templates: what chats become is not looked at."""
 
-    joins = last_turn_only = False
+    def __init__(self, joins: bool = False, last_turn_only: bool = False) -> None:
+        self.joins, self.last_turn_only = joins, last_turn_only
 
     def render(
         self,
@@ -36,53 +44,67 @@ class _Unrendered:
 
 
 def findings(name: str, settings: Settings) -> Iterator[Finding]:
-    """Yield a finding for each file whose first row is no pair, or has no label, or has images or a weight that cannot be used.
+    """Yield what a run would refuse before it tokenises, as far as this machine alone can tell, and columns that nobody reads.
     name: of the recipe
 
-    What cannot be read here, and what else is wrong with rows, a run and `prepare` say: they read all of them. No image is
-    fetched, nor looked for in Parquet, nor is a weight.
+    Data sets of the Hub and of the datasets library are not read, and no image is fetched, nor looked for in Parquet. A run and
+    `prepare` read all rows, and render them.
     """
-    training, data = settings.recipe.training, settings.recipe.data
-    rows = objective_of(training).rows
-    sources: list[Source] = [*data.datasets] if data.datasets else [data]
-    for source in sources:
-        for key in FILES:
-            file, rule = getattr(source, key), _rule(rows, data, source, key)
-            if rule != "recipe-rows" and str(file).endswith(".parquet"):
-                continue  # to read one takes pyarrow and numpy: a second
-            problem = _problem(file, source, rows, rule) if file and rule else None
-            if problem:
-                at = "data.datasets" if data.datasets else f"data.{key}"
-                about = {"objective": training.objective, "file": file}
-                yield Finding.of(rule, name, at, **about, problem=problem[0], cure=problem[1])
-
-
-def _rule(rows: str, data: DataSection, source: Source, key: str) -> str:
-    """Return the rule that the first row of a file may break; "" for none. key: of the file"""
-    if rows != ANSWERS:
-        return "recipe-rows"
-    if data.images:
-        return "" if data.fetch_images else "recipe-images"
-    return "recipe-weights" if WEIGHT in source.columns and key == "train_file" else ""
-
-
-def _problem(file: str, source: Source, rows: str, rule: str) -> tuple[str, str] | None:
-    """Return (problem, cure) of the first row of a file; None where there is none, or it cannot be read."""
+    variables = list(_variables(name, settings.recipe.model_dump()))
+    yield from variables
+    if variables:  # what they stand for is not there either
+        return
     try:
-        with suppress(UserError, OSError, StopIteration):
-            chunk = next(iter(files_of(file, "").chunks()))
-            _, row = next(iter(chunk.rows()))
-            columns: Any = source.columns
+        named.check_here(settings)
+        for source, place in sources.each(settings):
+            for key in FILES:
+                file = getattr(source, key)
+                if file and not is_remote(file):
+                    yield from _of_file(name, settings, source, key, sources.files_of(file, place(key)))
+    except UserError as error:
+        yield of_error("recipe-data", error, name, settings.recipe_path)
+
+
+def _variables(name: str, recipe: Fields) -> Iterator[Finding]:
+    """Yield a finding for each text in a recipe that a shell would have replaced."""
+    for section, keys in recipe.items():
+        for key, value in keys.items():
+            found = _VARIABLE.search(str(value))
+            if found:
+                yield Finding.of("recipe-variable", name, f"{section}.{key}", variable=found[0])
+
+
+def _of_file(name: str, settings: Settings, source: Source, key: str, rows: Rows) -> Iterator[Finding]:
+    """Yield what is to be said of a file's first rows. Raises UserError where it cannot be read. key: one of FILES"""
+    data = settings.recipe.data
+    if data.images and (data.fetch_images or isinstance(rows, Parquet)):
+        return
+    columns: Columns = dict(source.columns)  # type: ignore[arg-type]
+    columns = columns if key == "train_file" else without_weight(columns)
+    rendered = _Unrendered(data.chat_template == NONE, data.train_on_last_turn_only)
+    kind = objective_of(settings.recipe.training).rows
+    at = "data.datasets" if data.datasets else f"data.{key}"
+    chunk = next(rows.chunks(), None)
+    if chunk is None:
+        return
+    images = None
+    if data.images:
+        images = ImageReader(NO_RULES, folder_of_images(source.image_folder, chunk.where.source))
+    unread: dict[str, None] = {}
+    for number, row in itertools.islice(chunk.rows(), FIRST):
+        try:
             if isinstance(row, BadRow):
-                return None
-            if rule == "recipe-weights":
-                weight_of(Row(row if isinstance(row, dict) else {}, columns))
-            elif rule == "recipe-images":
-                folder = folder_of_images(source.image_folder, chunk.where.source)
-                convert(row, columns, _Unrendered(), ImageReader(NO_RULES, folder))
+                raise row
+            if kind == ANSWERS:
+                text = samples.convert(row, columns, rendered, images)
             else:
-                check_columns(row, columns, rows)
-    except BadRow as error:
-        problem, cure = error.args
-        return problem, cure
-    return None
+                text = preferences.convert(row, columns, rendered, kind)[0]
+        except BadRow as error:
+            if not data.skip_bad_rows:
+                values = dict(zip(("problem", "cure"), error.args, strict=True))
+                yield Finding.of("recipe-rows", name, at, row=chunk.where.place(number), **values)
+                return
+        else:
+            unread |= dict.fromkeys(words for words in (text.unread if text else ()) if words not in SAID)
+    if unread:
+        yield Finding.of("recipe-unread", name, at, file=rows.place, unread=", ".join(unread))

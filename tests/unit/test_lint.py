@@ -19,7 +19,7 @@ from brigade.lint.together import EXPERTS
 from brigade.train.recipe import flags
 from brigade.train.recipe.hostfile import read_hostfile
 from brigade.train.strategy import accelerate_config, deepspeed_config
-from testing.lint_files import DDP, EXAMPLES, RECIPE, ZERO3, ds, fsdp, names, recipe, zero
+from testing.lint_files import CHATS, DDP, EXAMPLES, RECIPE, ZERO3, ds, fsdp, names, recipe, zero
 from testing.ranks import REPOSITORY as ROOT
 from testing.shipped import NAMES
 
@@ -148,12 +148,43 @@ def test_a_second_model_beside_a_divided_one_is_found(check, axes):
 
 
 @pytest.mark.parametrize("objective, file, wrong", [
-    ("dpo", PAIRS, False), ("dpo", JUDGED, True), ("dpo", "nowhere.jsonl", False),
-    ("kto", PAIRS, False), ("kto", JUDGED, False), ("sft", JUDGED, False),
+    ("dpo", PAIRS, False), ("dpo", JUDGED, True),
+    ("kto", PAIRS, False), ("kto", JUDGED, False), ("sft", JUDGED, True),
 ])  # fmt: skip
 def test_rows_that_are_no_preference_are_found(check, objective, file, wrong):
     data = {"dataset_name": None, "train_file": file}
     assert ("recipe-rows" in names(check({"r.yaml": recipe(data=data, training={"objective": objective})}))) == wrong
+
+
+# ---- data --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("rows, columns, rule, said", [
+    ('{"prompt": "a", "completion": "b"}\n{"prompt": "a", "completion": ""}', {}, "recipe-rows", "rows.jsonl, line 2"),
+    ('{"question": "a", "reply": "b"}', {}, "recipe-rows", "columns: {prompt: question}"),
+    ('{"prompt": "a", "completion": "b", "weight": "much"}', {"weight": "weight"}, "recipe-rows", "much"),
+    ('{"prompt": "a", "completion": "b", "system": "Be brief."}', {}, "", ""),
+    ('{"prompt": "a", "completion": "b", "source": "c"}', {"ignore": "source"}, "", ""),
+    ('{"messages": [{"role": "user", "content": "a", "mood": 1}, {"role": "assistant", "content": "b"}], "id": 3}', {},
+     "recipe-unread", "column 'id'"),
+])  # fmt: skip
+def test_the_first_rows_are_read_as_a_run_reads_them(check, rows, columns, rule, said):
+    data = {"dataset_name": None, "train_file": "rows.jsonl", "columns": columns}
+    report = check({"r.yaml": recipe(data=data), "rows.jsonl": rows}, named=["r.yaml"])
+    assert [finding.rule for finding in report.findings] == [rule] * bool(rule)
+    assert all(said in f"{finding.problem} {finding.cure}" for finding in report.findings)
+
+
+@pytest.mark.parametrize("section, values, problem", [
+    ("model", {"model_name_or_path": "./nowhere"}, "there is no ./nowhere"),
+    ("model", {"tokenizer_name_or_path": "$MODEL"}, "nobody replaces $MODEL in a recipe"),
+    ("data", {"chat_template": "mine.jinja"}, "there is no chat template (or one of: "),
+    ("data", {"dataset_name": None, "train_file": "${HOME}/a.jsonl"}, "nobody replaces ${HOME} in a recipe"),
+    ("data", {"dataset_name": None, "train_file": CHATS, "validation_file": "held.jsonl"}, "there is no data file"),
+    ("data", {"train_file": CHATS}, "both dataset_name and train_file are given"),
+])  # fmt: skip
+def test_what_is_named_and_not_there(check, section, values, problem):
+    report = check({"r.yaml": recipe(**{section: values})}, named=["r.yaml"])
+    (error,) = (finding for finding in report.findings if finding.severity == "error")
+    assert error.problem.startswith(problem)
 
 
 # ---- several files -----------------------------------------------------------------------------------------------
@@ -233,8 +264,8 @@ def test_experts_are_divided_by_expert_parallelism_and_not_by_tensor_parallelism
 def test_the_config_of_a_model_in_a_folder_goes_before_the_one_beside_the_recipe(check, tmp_path):
     model, mesh = {"model_name_or_path": str(tmp_path / "model")}, fsdp({"parallelism_config_ep_size": 2})
     files = {"r.yaml": recipe(cluster={"accelerate_config": mesh}, model=model), "config.json": {"num_experts": 4}}
-    assert names(check(files, ["r.yaml"])) == set()
     (tmp_path / "model").mkdir()
+    assert names(check(files, ["r.yaml"])) == set()
     (tmp_path / "model/config.json").write_text('{"num_experts": 5}')
     assert names(check(files, ["r.yaml"])) == {"recipe-experts"}
 

@@ -34,9 +34,9 @@ DECODER = json.JSONDecoder(object_pairs_hook=_with_single_keys)
 class JsonLines(Files):
     """One JSON object a line. Chunks are byte ranges of whole lines, decoded in the process that tokenises them."""
 
-    def __init__(self, paths: list[Path]) -> None:
-        super().__init__(paths)
-        self.size = sum(path.stat().st_size for path in paths)
+    @property
+    def size(self) -> int:
+        return sum(path.stat().st_size for path in self.paths)
 
     def chunks(self, cursor: Sequence[int] | None = None) -> Iterator[Chunk]:
         first, begin = cursor or (0, 0)

@@ -42,15 +42,6 @@ def convert(content: object, columns: Columns, templates: Templates, rows: str) 
     return with_unread(texts[0], row, unread.union(*(text.unread for text in texts))), *texts[1:]
 
 
-def check_columns(content: object, columns: Columns, rows: str) -> None:
-    """Raise BadRow for a row in which no preference stands, whatever its columns hold. rows: PAIRS or JUDGED"""
-    row = _row(content, columns, rows)
-    if _is_pair(row, rows):
-        _columns_of_pair(row)
-    else:
-        _label(row)
-
-
 def _row(content: object, columns: Columns, rows: str) -> Row:
     if not isinstance(content, dict):
         raise BadRow(f"not an object of columns: {repr(content)[:60]}", WRITE_A_PAIR)

@@ -7,6 +7,7 @@ begins: `after` is a cursor from which `chunks` goes on.
 import csv
 import datetime
 import decimal
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -174,11 +175,14 @@ def _arrow_chunk(batch: "pyarrow.RecordBatch", called: str, first: int, after: o
 class Files:
     """Files of one kind, read in order. A cursor: (number of the file, rows of it that are done)."""
 
-    size: int | None = None
-
     def __init__(self, paths: list[Path]) -> None:
         self.paths = paths
         self.place = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent}/*{paths[0].suffix}"
+
+    @property
+    def size(self) -> int | None:
+        """Return the rows or bytes of all files; None where only their end tells."""
+        return None
 
     def digests(self) -> list[str]:
         return [digest(path) for path in self.paths]
@@ -242,9 +246,9 @@ def _line_that_is_not_utf_8(path: Path) -> int:
 class Parquet(Files):
     """Parquet files, read a thousand rows at a time."""
 
-    def __init__(self, paths: list[Path]) -> None:
-        super().__init__(paths)
-        self.size = sum(self._open(path).metadata.num_rows for path in paths)
+    @functools.cached_property
+    def size(self) -> int:  # not at the beginning: importing pyarrow takes a second
+        return sum(self._open(path).metadata.num_rows for path in self.paths)
 
     @staticmethod
     def _open(path: Path) -> "parquet.ParquetFile":

@@ -1,6 +1,6 @@
 """Where rows come from: JSONL, JSON, Parquet and CSV files, saved data sets, the Hub, and the built-in set."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,14 +56,25 @@ def open_origins(settings: Settings) -> list[Origin]:
     return origins
 
 
-def check_named(settings: Settings) -> None:
-    """Raise UserError for files of a recipe's sources that are not there, or contradict each other, and for a data set of which
-    the Hub says that it has none. What lies in object storage is not looked for."""
-    data = settings.recipe.data
-    for index, source in enumerate(data.datasets or [data]):
-        place = _places(settings, f"[{index}]" if data.datasets else "")
+def check_files(settings: Settings) -> None:
+    """Raise UserError for files of a recipe's sources that are not there, or contradict each other. What lies in object storage
+    is not looked for."""
+    for source, place in each(settings):
         if not any(map(is_remote, (source.train_file, source.validation_file))):
             _files(source, place)
+
+
+def each(settings: Settings) -> Iterator[tuple[Source, Callable[[str], str]]]:
+    """Yield the sources of a recipe, each with what names the place of its keys."""
+    data = settings.recipe.data
+    for index, source in enumerate(data.datasets or [data]):
+        yield source, _places(settings, f"[{index}]" if data.datasets else "")
+
+
+def check_named(settings: Settings) -> None:
+    """Raise UserError as check_files does, and for a data set of which the Hub says that it has none."""
+    check_files(settings)
+    for source, place in each(settings):
         name = source.dataset_name
         if name and name != BUILT_IN and not Path(name).is_dir() and (is_path(name) or not hub_is_away()):
             _ask_hub(name, source.dataset_revision, place)

@@ -7,6 +7,8 @@ from pathlib import Path
 from ...errors import UserError
 from ..data import chat_template, sources
 from ..host.cluster import World
+from ..host.hub import is_path
+from ..host.urls import is_remote
 from ..recipe.remote_code import folder_of
 from ..recipe.settings import Settings
 from . import location, packaged
@@ -20,6 +22,19 @@ def check(settings: Settings, world: World) -> None:
     for key, problem, cure in lacking_packages(settings):
         raise UserError(settings.place(key), problem, cure, "host")
     check_files(settings)
+
+
+def check_here(settings: Settings) -> None:
+    """Look for what a recipe names on this machine. Nobody else is asked. Raise UserError."""
+    chat_template.file_of(settings)
+    sources.check_files(settings)
+    model = settings.recipe.model
+    for key, name in (
+        ("model_name_or_path", model.model_name_or_path),
+        ("tokenizer_name_or_path", model.tokenizer_name_or_path),
+    ):
+        if name and is_path(name) and not is_remote(name) and not Path(name).expanduser().exists():
+            raise UserError(settings.place(key), f"there is no {name}", "name a directory, or a model on the Hub")
 
 
 def check_files(settings: Settings) -> None:
