@@ -21,12 +21,13 @@ from ..distributed import heartbeat, ranks
 from ..distributed.process import this_process
 from ..engines.engine import StepContext
 from ..engines.parallel import sequence
-from ..recipe.objectives import JUDGED, objective_of, precomputes, reference_of
+from ..recipe.objectives import JUDGED, begins_as_reference, objective_of, precomputes, reference_of
 from ..run.hooks import Feature
 from .objective import load
 from .objective.contract import Result, compare, margin_of, means_of, sums
 from .reference import Reference
 
+ACCURACIES = "rewards/accuracies"
 _DIVERGENCE = "divergence"  # of a step, beside what of_batch has of a micro-batch
 
 
@@ -165,7 +166,8 @@ class Preferences(Feature):
     def held_out(self) -> dict[str, float]:
         """Return the mean loss and figures over all held-out items, and with several sources over each one's. A collective.
 
-        They do not depend on ranks and micro-batches, for answers are compared once all are known.
+        They do not depend on ranks and micro-batches, for answers are compared once all are known. Without accuracies while the
+        model is its own reference.
         """
         trainer = self.trainer
         place = trainer.place
@@ -184,7 +186,11 @@ class Preferences(Feature):
             every += numbers
             if len(trainer.data.heldout) > 1:
                 metrics |= self._metrics(f"eval_{name}_", numbers)
-        return self._metrics("eval_", every) | metrics
+        metrics = self._metrics("eval_", every) | metrics
+        if not trainer.state.global_step and begins_as_reference(trainer.run.settings.recipe):
+            # Each reward is 0 but for rounding, and a comparison of two would say which is rounded up.
+            return {name: mean for name, mean in metrics.items() if not name.endswith(ACCURACIES)}
+        return metrics
 
     def _numbers(self, batch: MicroBatch) -> list[list[float]]:
         """Return for each answer of a micro-batch: its log-probability, its tokens, the reference's log-probability, its label,

@@ -170,6 +170,12 @@ def reference_of(recipe: OfRecipe) -> str | None:
     return recipe.training.reference or (ADAPTERS_OFF if fresh else MODEL)
 
 
+def begins_as_reference(recipe: OfRecipe) -> bool:
+    """Whether the reference is the model as it is before the first step: each log-ratio is then 0 but for rounding."""
+    is_new = recipe.model.adapter_name_or_path is None
+    return reference_of(recipe) in ((MODEL, ADAPTERS_OFF) if is_new else (MODEL,))
+
+
 def precomputes(recipe: OfRecipe) -> bool:
     """Whether the reference's log-probabilities are computed before training."""
     reference, asked = reference_of(recipe), recipe.training.precompute_ref_log_probs

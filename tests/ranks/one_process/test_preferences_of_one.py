@@ -52,6 +52,8 @@ def kept(tmp_path):
 def test_a_second_run_reads_what_the_first_has_computed(run, tmp_path):
     first, asked = run("first")
     assert asked == (preferences.TRAINED, preferences.HELD_OUT)
+    held = {entry["step"]: entry.get("eval_rewards/accuracies") for entry in first if "eval_loss" in entry}
+    assert held.pop(0) is None and None not in held.values(), "at step 0 the model is its own reference"
     second, asked = run("second")
     assert asked == () and losses(second) == losses(first)
     (file,) = kept(tmp_path)
