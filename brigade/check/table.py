@@ -40,7 +40,7 @@ def result_table(outcome: Outcome) -> "Table":
     if len(groups) > len(shown):
         drawn.add_column(f"... and {counted(sum(map(len, groups[len(shown) :])), 'more host')}")
     for group in GROUPS:
-        rows = [row for row in outcome.rows if row.group == group]
+        rows = [row for row in outcome.rows if row.group == group and not _is_unreached(row)]
         if rows:
             drawn.add_row(Text(group, "bold"))
         for row in rows:
@@ -48,6 +48,11 @@ def result_table(outcome: Outcome) -> "Table":
             rest = [r for hosts in groups[len(shown) :] for host in hosts for r in _of(row, host)]
             drawn.add_row(f"  {row.name}", *cells, *([_cell(rest)] if rest else []))
     return drawn
+
+
+def _is_unreached(row: Row) -> bool:
+    """Whether a check has looked at no host, as none was reached: `login` says so once."""
+    return bool(row.results) and all(r.problem == UNREACHED for r in row.results)
 
 
 def _title(outcome: Outcome) -> str:
@@ -113,7 +118,7 @@ def result_lines(outcome: Outcome, least: Level = "grey") -> "list[Text]":
         if outcome.left_out:
             names = ", ".join(outcome.left_out)
             shown.append(Text(f"Left out, for there is nothing to look at here: {names}", "dim"))
-    if outcome.size == "quick" and any(row.name == "packages" for row in outcome.rows):
+    if outcome.size == "quick" and any(row.name == "packages" and not _is_unreached(row) for row in outcome.rows):
         shown.append(Text(NOT_IMPORTED, "dim"))
     return shown
 

@@ -25,7 +25,7 @@ from brigade.check.checks import (
     thresholds,
     unknown,
 )
-from brigade.check.run import judge
+from brigade.check.run import UNREACHED, judge
 from brigade.check.table import columns, result_lines, result_table
 from testing.outcomes import NODES, bad, outcome
 from testing.recorded_hosts import Recorded
@@ -130,6 +130,14 @@ def test_hosts_that_agree_are_one_column():
     text = drawn(outcome(rows))
     assert "node1 ... node4 (4 hosts)" in text
     assert "0 GiB to 3 GiB" in text
+
+
+def test_hosts_that_nobody_reaches_have_no_rows_of_question_marks():
+    rows = {"login": [bad(host) for host in NODES], "packages": [unknown(host, UNREACHED) for host in NODES]}
+    text = drawn(outcome(rows))
+    assert "FAIL login, all hosts" in text and "packages" not in text and "?" not in text
+    rows["packages"][0] = sound("node1", "as here")
+    assert "packages" in drawn(outcome(rows))
 
 
 def test_the_odd_host_has_a_column_and_a_line_with_its_cure():
