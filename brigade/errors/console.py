@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.text import Text
     from tqdm import tqdm
 
+OF_LOGS = 100  # columns of a run's tables in a file
 BAR_SECONDS = 30  # between two lines of progress where there is no terminal
 # What a terminal obeys. Most sequences begin in one of two ways: with ESC and a letter, or with one byte of C1.
 _OBEYED = re.compile(
@@ -145,15 +146,22 @@ def has_width() -> bool:
     return sys.stdout.isatty() or "COLUMNS" in os.environ
 
 
-def console(soft_wrap: bool = False, highlight: bool = True, file: IO[str] | None = None, **terminal: Any) -> "Console":
-    """Return a rich Console as wide as the terminal or COLUMNS; 160 columns into a file or a pipe. Only our own code
-    sets colours: brackets in a text are no markup, and what a terminal would obey is left out.
+def console(
+    soft_wrap: bool = False,
+    highlight: bool = True,
+    file: IO[str] | None = None,
+    columns: int = 160,
+    **terminal: Any,
+) -> "Console":
+    """Return a rich Console as wide as the terminal or COLUMNS. Only our own code sets colours: brackets in a text are no markup,
+    and what a terminal would obey is left out.
 
+    columns: the width into a file or a pipe, where no line ends in blanks
     terminal: rich's own words for what it writes to, where it is not what it looks like
     """
     return _console_class()(
-        width=None if has_width() else 160,
-        file=file or beneath(sys.stdout),
+        width=None if has_width() else columns,
+        file=file or (beneath(sys.stdout) if sys.stdout.isatty() else _Trimmed(beneath(sys.stdout))),  # type: ignore[arg-type]
         markup=False,
         emoji=False,
         soft_wrap=soft_wrap,
@@ -176,6 +184,19 @@ def _console_class() -> "type[Console]":
                 yield part if part.control else Segment(printable(part.text), part.style)
 
     return Printable
+
+
+class _Trimmed:
+    """Takes what a rich Console writes, whole lines at a time, and leaves out the blanks at their ends."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(re.sub(r" +$", "", text, flags=re.MULTILINE))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class _Lines:

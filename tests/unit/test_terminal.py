@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from rich.table import Table
 
 from brigade.errors import console
 from brigade.errors.console import folded, marking
@@ -114,6 +115,21 @@ def test_an_encoding_that_lacks_a_letter_ends_nothing(monkeypatch):
     console.console().print("┃ é", markup=False)
     sys.stdout.flush()
     assert written.getvalue() == b"A: Gr\\xfc\\xdfe\n\\u2503 \\xe9\n"
+
+
+def test_a_table_in_a_log_is_narrow_and_no_line_of_it_ends_in_blanks(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row("model", "a b " * 40)
+    grid.add_row("data", "none")
+    console.console(columns=console.OF_LOGS).print(grid)
+    lines = sys.stdout.getvalue().splitlines()
+    assert (
+        max(map(len, lines)) <= console.OF_LOGS < 105
+        and not any(line.endswith(" ") for line in lines)
+        and len(lines) == 3
+    )
 
 
 @pytest.mark.parametrize("options, said", [

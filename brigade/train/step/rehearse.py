@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ...errors import UserError
-from ...errors.console import console, counted
+from ...errors.console import OF_LOGS, console, counted
 from ...errors.tables import Fields
 from ..data.builtin import BUILT_IN, write_preferences
 from ..distributed import ranks
@@ -329,5 +329,5 @@ def _report(strategy: Strategy, held: list[States]) -> None:
     table = Table("KiB on rank", "parameters", "gradients", "optimizer states", title=f"states under {strategy.name}")
     for rank, states in enumerate(held):
         table.add_row(str(rank), *(f"{getattr(states, part) / 1024:,.0f}" for part in PARTS))
-    console().print(table)
+    console(columns=OF_LOGS).print(table)
     print("The rehearsal went well: trained, saved, resumed with the same losses.", flush=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...errors.console import console
+from ...errors.console import OF_LOGS, console
 from ...errors.disk import exists
 from ..data.collate import on_device
 from ..data.images import ImageSource
@@ -284,7 +284,7 @@ def show(found: list[Record]) -> None:
             table.add_row("before", Text(_short(entry["base"])))
         table.add_row("answer", Text(_short(entry["answer"]), style="bold"))
     with tqdm.external_write_mode():
-        console().print(table)
+        console(columns=OF_LOGS).print(table)
         sys.stdout.flush()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import versions
-from ...errors.console import console, counted
+from ...errors.console import OF_LOGS, console, counted
 from ..checkpoint import compatibility
 from ..checkpoint.manifest import oddity, other_versions
 from ..data import report
@@ -91,7 +91,7 @@ def summary(run: Run, trainer: TrainingContext, data: Prepared, checkpoint: Path
     table.add_column(overflow="fold")
     for key, value in lines.items():
         table.add_row(key, Text(value))  # Text: brackets in a path are no markup
-    console().print(table)
+    console(columns=OF_LOGS).print(table)
     if not checkpoint:  # a run that continues has shown it
         report.show_sample(data, trainer.processing_class)
     for note in (*run.settings.overridden, *run.strategy.overridden):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from tqdm import tqdm
 
-from ...errors.console import console
+from ...errors.console import OF_LOGS, console
 from ..distributed import heartbeat, ranks
 from ..distributed.process import this_process
 from ..host import files
@@ -186,7 +186,7 @@ def show(found: list[Record]) -> None:
         counts = ("" if record[key] is None else str(record[key]) for key in ("samples", "shots"))
         table.add_row(record["task"], metric_of(record), f"{record['value']:.4f}", error, *counts)
     with tqdm.external_write_mode():
-        console().print(table)
+        console(columns=OF_LOGS).print(table)
         sys.stdout.flush()
 
 
