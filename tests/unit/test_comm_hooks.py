@@ -46,7 +46,7 @@ def test_another_number_of_ranks_gets_the_mean_error(folder):
 def test_a_missing_ranks_error_is_told(folder, mistake):
     (folder / "power_sgd_1_of_2.pt").unlink()
     message = mistake(ddp_engine.restore, PowerSGDState(None, start_powerSGD_iter=2), folder, world(1, 2))
-    assert "1 ranks" in message and "saved by 2" in message
+    assert "1 rank," in message and "saved by 2" in message
 
 
 def test_a_checkpoint_of_one_process_has_no_memory_to_give(tmp_path):

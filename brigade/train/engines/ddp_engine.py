@@ -11,6 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from ...errors import UserError
+from ...errors.console import counted
 from ..host.cluster import World
 from ..upstream import unpickling
 from .engine import Engine, Keywords, StepContext
@@ -118,7 +119,7 @@ def restore(state: PowerSGDState, folder: Path, world: World) -> None:
     if len(wanted) != size:
         raise UserError(
             str(folder),
-            f"it holds PowerSGD's errors of {len(files)} ranks, but was saved by {size}",
+            f"it holds PowerSGD's errors of {counted(len(files), 'rank')}, but was saved by {size}",
             "give all hosts one file system for the output directory, or continue on as many ranks",
         )
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"

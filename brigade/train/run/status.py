@@ -3,6 +3,7 @@
 from contextlib import suppress
 from pathlib import Path
 
+from ...errors.console import counted
 from ...errors.tables import Document, Fields
 from ..host import files
 from ..recipe.files import read_yaml
@@ -69,7 +70,8 @@ def lines(known: Document, in_full: bool) -> list[str]:
     if not in_full:
         return [summary]
     hosts = ", ".join(map(str, known.get("hosts") or ())) or "?"
-    more = [f"  {known.get('ranks', '?')} ranks on {hosts}, {known['strategy']}, since {known.get('started', '?')}"]
+    ranks = counted(known["ranks"], "rank") if "ranks" in known else "? ranks"
+    more = [f"  {ranks} on {hosts}, {known['strategy']}, since {known.get('started', '?')}"]
     if "grace" in known:
         more += [f"  to stop, a step and a checkpoint take up to {known['grace']:.0f} s"]
     for event in known["events"]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
+from ...errors.console import counted
 from ...errors.findings import raise_first
 from ...errors.tables import Document, Fields, table
 from ..host.cluster import World
@@ -39,7 +40,7 @@ def choose(settings: Settings, world: World, env: Mapping[str, str] | None = Non
     """
     cluster = settings.recipe.cluster
     named = {key: getattr(cluster, key) for key in ("ds_config", "accelerate_config")}
-    named = {key: source for key, source in named.items() if source not in (None, "none")}
+    named = {key: source for key, source in named.items() if source is not None}
     labels = [source if isinstance(source, str) else "its own" for source in named.values()]
     if len(named) == 2:
         problem = "ds_config {} and accelerate_config {} both name a strategy".format(*labels)
@@ -157,6 +158,10 @@ def check(strategy: Strategy, settings: Settings, world: World) -> None:
     inside = world if groups else world.part(strategy.replicas)
     ranks, told = strategy.axes.data(inside.size), strategy.kind == "hsdp" or strategy.shard > 1
     if told and not settings.rehearse and strategy.replicate * strategy.shard != ranks:
-        of = f"{world.size} / ({strategy.axes}) = {ranks} ranks" if strategy.axes else f"the world size {ranks}"
+        of = (
+            f"{world.size} / ({strategy.axes}) = {counted(ranks, 'rank')}"
+            if strategy.axes
+            else f"the world size {ranks}"
+        )
         of += " of a replica" if strategy.replicas > 1 and not groups else ""
         raise UserError(strategy.source, f"{sizes} is not {of}", f"set both so that their product is {ranks}")
