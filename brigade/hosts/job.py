@@ -61,9 +61,9 @@ class Job:
         """{absolute path: text} of the files that say what runs: the recipe, and the configs that it or a flag names."""
         keys = ("ds_config", "accelerate_config", "hostfile")
         named = {key: getattr(self.settings.recipe.cluster, key) for key in keys}
-        if named["accelerate_config"] not in (None, "none"):
+        if named["accelerate_config"] is not None:
             named["its ds_config"] = accelerate_config.read(named["accelerate_config"], "").ds_config
-        files = [(key, name) for key, name in named.items() if isinstance(name, str) and name != "none"]
+        files = [(key, name) for key, name in named.items() if isinstance(name, str)]
         paths = [
             self.settings.recipe_path,
             *(find(name, self.settings.sources.get(key, key), key) for key, name in files),

@@ -167,7 +167,7 @@ def _ds_config_file(job: Job) -> str:
     settings = job.settings
     cluster, key = settings.recipe.cluster, "ds_config"
     named = cluster.ds_config
-    if named in (None, "none") and cluster.accelerate_config is not None:
+    if named is None and cluster.accelerate_config is not None:
         key = "accelerate_config"
         named = accelerate_config.read(cluster.accelerate_config, settings.place(key)).ds_config
     if not isinstance(named, str):

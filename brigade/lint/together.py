@@ -94,7 +94,7 @@ def _recipe(files: Files, recipe: File, strategy: File | None, hosts: File | Non
 def _own(files: Files, recipe: File, key: str) -> File | None:
     """The strategy that a recipe names or holds under a key of STRATEGIES, or None."""
     value, kind = getattr(recipe.content.recipe.cluster, key), STRATEGIES[key]
-    if value in (None, "none"):
+    if value is None:
         return None
     if isinstance(value, str):
         file = files.open(value, recipe, f"cluster.{key}", kind)

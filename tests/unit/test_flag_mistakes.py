@@ -130,6 +130,11 @@ def test_advice_names_keys_that_exist():
         assert named <= known, old
 
 
+def test_names_to_choose_from_are_listed_once(load, mistake):
+    message = mistake(load, training={"optim": "sophia"})
+    assert message.count("'adamw_torch'") == 1 and "cure: give one of them" in message
+
+
 @pytest.mark.parametrize("section, key, value, wanted", [
     ("training", "max_steps", "many", "integer"), ("training", "learning_rate", "fast", "number"),
     ("training", "bf16", "maybe", "true or false"), ("training", "global_batch_size", 0, "greater than or equal to 1"),

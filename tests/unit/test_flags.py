@@ -92,6 +92,17 @@ def test_names_are_text_however_they_look(load, key, text):
     assert getattr(getattr(recipe, SECTION_OF[key]), key) == text
 
 
+@pytest.mark.parametrize("key, word, value", [
+    ("save_steps", "none", None), ("max_train_samples", "None", None), ("tokenizer_name_or_path", "none", None),
+    ("ds_config", "none", None), ("ddp_comm_hook", "null", "none"), ("report_to", "null", []), ("report_to", "none", []),
+    ("chat_template", "none", "none"), ("chat_template", "null", None),  # the one key that tells them apart
+])  # fmt: skip
+def test_none_and_null_are_one(load, write_recipe, key, word, value):
+    assert getattr(getattr(load(f"--{key}", word).recipe, SECTION_OF[key]), key) == value
+    written = flags.load(["--recipe", str(write_recipe(**{SECTION_OF[key]: {key: yaml.safe_load(word)}}))])
+    assert getattr(getattr(written.recipe, SECTION_OF[key]), key) == value
+
+
 def test_null_takes_a_value_back(load):
     assert load("--save_steps", "null").recipe.training.save_steps is None
     settings = load("--dataset_name", "null", "--train_file", "mine.jsonl")

@@ -113,8 +113,9 @@ def explain(error: ValidationError, sources: dict[str, str], path: Path, documen
     if key == "loss_type" and value in (*OBJECTIVES,):  # TRL's DPOTrainer has IPO by its loss_type
         cure = f"set objective: {value}, and leave loss_type out"
         return UserError(place, f"{shown(value)} is an objective of its own", cure)
-    meant = nearest(value, re.findall("'([^']*)'", wanted), LIKELY) if isinstance(value, str) else None
-    cure = f"did you mean {meant!r}?" if meant else f"give {wanted}"
+    words = re.findall("'([^']*)'", wanted)
+    meant = nearest(value, words, LIKELY) if isinstance(value, str) else None
+    cure = f"did you mean {meant!r}?" if meant else "give one of them" if len(words) > 2 else f"give {wanted}"
     if any(one["type"] == "string_type" for one in (first, *same)):
         written: Any = document  # for pydantic does not see a bool as it is
         for step in first["loc"]:  # of which some name a type

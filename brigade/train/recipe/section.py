@@ -5,6 +5,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
+MEANS_NONE = ("chat_template",)  # keys for which none is a value, and null leaves the choice to the run
+
 
 class Section(BaseModel):
     """A section of a recipe. It is frozen, refuses unknown keys, and a string below a key says what the key means."""
@@ -16,6 +18,16 @@ class Section(BaseModel):
         allow_inf_nan=False,
         use_attribute_docstrings=True,  # --help shows them
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _none_is_null(cls, value: object, info: Any) -> object:
+        # Python writes None, YAML null, and some keys name a choice none: each may stand where one of them does.
+        choices = typing.get_args(cls.model_fields[info.field_name].annotation)
+        if value is None and "none" in choices:
+            return "none"
+        says_none = isinstance(value, str) and value.lower() == "none"
+        return None if says_none and type(None) in choices and info.field_name not in MEANS_NONE else value
 
     @field_validator("*", mode="before")
     @classmethod

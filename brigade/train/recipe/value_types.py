@@ -130,7 +130,7 @@ def _some_words(value: object) -> object:
 
 
 def _words_or_none(value: object) -> object:
-    return [] if value in ("none", ["none"]) else _words(value)
+    return [] if value in (None, "none", ["none"]) else _words(value)
 
 
 def _tokens(value: object) -> object:
