@@ -50,8 +50,8 @@ def test_a_finished_run_says_so_and_a_directory_belongs_to_one_run(folder, main,
     assert main([*flags, "--max_steps", "2", "--output_dir", str(run), "--fresh"]).state.global_step == 2
     assert json.loads((run / "success.json").read_text())["steps"] == 2
     aside = folder / "run.old-1"
-    said = capfd.readouterr().out.replace("\n", "")
-    assert f"to {aside}" in said and "20 steps of warm-up" in " ".join(said.split())
+    said = " ".join(capfd.readouterr().out.split())
+    assert f"to {aside}" in said and "20 steps of warm-up" in said
     assert {path.relative_to(aside): path.read_bytes() for path in aside.rglob("*") if path.is_file()} == contents
 
     (run / "success.json").unlink()

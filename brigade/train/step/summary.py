@@ -91,7 +91,9 @@ def summary(run: Run, trainer: TrainingContext, data: Prepared, checkpoint: Path
     table.add_column(overflow="fold")
     for key, value in lines.items():
         table.add_row(key, Text(value))  # Text: brackets in a path are no markup
-    console(columns=OF_LOGS).print(table)
+    longest = max(len(word) for value in lines.values() for word in value.split())
+    room = max(map(len, lines)) + 1 + longest  # a path in two pieces cannot be copied
+    console(columns=max(OF_LOGS, room)).print(table)
     if not checkpoint:  # a run that continues has shown it
         report.show_sample(data, trainer.processing_class)
     for note in (*run.settings.overridden, *run.strategy.overridden):
