@@ -27,6 +27,7 @@ OTHER_NAMES: dict[str, str] = {
     **{name: group["do"] for group in _TABLE["instead"] for name in group["names"]},
     **UNSUPPORTED,
 }
+MANY = 8  # choices, beyond which a message lists them once
 _HIDDEN = {"local_rank", "local-rank"}  # given by launchers, not by users
 
 
@@ -115,7 +116,7 @@ def explain(error: ValidationError, sources: dict[str, str], path: Path, documen
         return UserError(place, f"{shown(value)} is an objective of its own", cure)
     words = re.findall("'([^']*)'", wanted)
     meant = nearest(value, words, LIKELY) if isinstance(value, str) else None
-    cure = f"did you mean {meant!r}?" if meant else "give one of them" if len(words) > 2 else f"give {wanted}"
+    cure = f"did you mean {meant!r}?" if meant else "give one of them" if len(words) > MANY else f"give {wanted}"
     if any(one["type"] == "string_type" for one in (first, *same)):
         written: Any = document  # for pydantic does not see a bool as it is
         for step in first["loc"]:  # of which some name a type
