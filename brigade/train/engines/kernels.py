@@ -6,12 +6,13 @@ import importlib.util
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...errors import UserError
 from .. import upstream
+from ..data.collate import OF_THE_HEAD
 from ..distributed import ranks
 from ..distributed.process import this_process
 from ..host.cluster import World
@@ -97,9 +98,16 @@ def compile_layers(model: PreTrainedModel) -> None:
     """Compile each decoder layer, in place, and the loss, before an engine wraps or shards the model.
 
     All layers share one program, which takes a fraction of a whole model's time to make, and the engines' hooks stay as they are.
+    One program serves every length: sizes are symbols from the start, and layers are not handed what only the head reads, the
+    number of targets above all.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     for module in base.modules():
         if type(module).__name__ in upstream.layer_classes(base):
-            module.compile()
+            module.compile(dynamic=True)
+    base.base_model.register_forward_pre_hook(_without_the_heads, with_kwargs=True)
     base.loss_function = torch.compile(base.loss_function, dynamic=True)
+
+
+def _without_the_heads(_: torch.nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+    return positional, {key: value for key, value in named.items() if key not in OF_THE_HEAD}
