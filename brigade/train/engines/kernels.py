@@ -41,7 +41,16 @@ def choose_kernels(settings: Settings, strategy: Strategy, config: PreTrainedCon
     attention that does not compute what this model's does."""
     how, why = attention.choose(settings, config, strategy.axes.sequence > 1, proofs.attention)
     training, (liger, no_liger) = settings.recipe.training, choose_liger(settings)
-    return Kernels(how, why, training.torch_compile, liger, training.optim, no_liger)
+    return Kernels(how, why, training.torch_compile, liger, training.optim, no_liger, why_uncompiled(settings))
+
+
+def why_uncompiled(settings: Settings) -> str:
+    """If a recipe leaves it to proofs whether layers are compiled, and they are not, why."""
+    if settings.recipe.training.torch_compile or "torch_compile" not in settings.by_proof:
+        return ""
+    if not torch.cuda.is_available():
+        return "off: nothing is proven without a GPU"
+    return "off: not proven faster here, or in pieces under this strategy (docs/gpu.md)"
 
 
 def choose_liger(settings: Settings) -> tuple[bool, str]:
