@@ -116,8 +116,8 @@ def body(
 
 
 def _leaves_compiling(candidate: Candidate, workload: Workload) -> str | None:
-    """Return "auto" where compiled layers were compared with plain ones (docs/evidence/compiled.md), and the recipe's own data take
-    so long that the minutes of compiling may pay."""
+    """Return "auto" where compiled layers were compared with plain ones (docs/evidence/compiled.md), and the recipe's own data
+    take so long that the minutes of compiling may pay."""
     choice, shape = candidate.choice, workload.shape
     beyond = choice.axes or choice.offload or (choice.engine == "zero" and choice.stage == 3)
     beyond = beyond or shape.experts or shape.mixer or shape.sizes or workload.images or workload.objective != SFT

@@ -41,7 +41,12 @@ class About:
 
 
 ABOUT, REAL, WEIGHTS = "about", "real", "token_weights"  # keys of a micro-batch that are not for the model
-OF_THE_HEAD = ("labels", "shift_labels", "logits_to_keep", "num_items_in_batch")  # what a model's head and loss read alone
+OF_THE_HEAD = (
+    "labels",
+    "shift_labels",
+    "logits_to_keep",
+    "num_items_in_batch",
+)  # what a model's head and loss read alone
 BORDERS = "cu_seq_lens_q"  # where samples begin, as flash attention's variable-length kernels take it
 
 
