@@ -119,8 +119,9 @@ def _leaves_compiling(candidate: Candidate, workload: Workload) -> str | None:
     """Return "auto" where compiled layers were compared with plain ones (docs/evidence/compiled.md), and the recipe's own data
     take so long that the minutes of compiling may pay."""
     choice, shape = candidate.choice, workload.shape
-    beyond = choice.axes or choice.offload or (choice.engine == "zero" and choice.stage == 3)
-    beyond = beyond or shape.experts or shape.mixer or shape.sizes or workload.images or workload.objective != SFT
+    in_pieces = choice.engine == "zero" and choice.stage == 3
+    beyond = any((choice.axes, choice.offload, in_pieces, workload.images, workload.objective != SFT))
+    beyond = beyond or any((shape.experts, shape.mixer, shape.sizes))
     short = candidate.kernels == "torch.compile" or candidate.estimate.hours(TOKENS[CHATS]) < LONG
     return None if beyond or short else "auto"
 
