@@ -77,10 +77,15 @@ def settle(
 
 def closed(training: TrainingSection, strategy: Strategy, compiler: bool) -> set[str]:
     """Keys that no proof decides in this run: it divides layers, or another key of the recipe or the lack of a compiler excludes
-    them. Liger's kernels compute the same in every strategy (train/engines/kernels.py: apply_liger)."""
+    them. Liger's kernels compute the same in every strategy (train/engines/kernels.py: apply_liger).
+
+    ZeRO-3 gathers weights before each module of a layer: torch makes a program of each, and none of a layer as a proof times it
+    (docs/evidence/compiled.md).
+    """
     again = training.activation_checkpointing
     refused = again == "selective" or (again and strategy.kind in ("fsdp2", "hsdp"))  # strategy/refused.yaml
-    return {"torch_compile"} if strategy.axes or training.tiled_mlp or refused or not compiler else set()
+    in_pieces = strategy.axes or strategy.kind == "zero3"
+    return {"torch_compile"} if in_pieces or training.tiled_mlp or refused or not compiler else set()
 
 
 def asked(settings: Settings, closed: Collection[str] = ()) -> list[str]:

@@ -17,7 +17,7 @@ from ...train.model.rope import positions_by
 from ...train.recipe.files import REPOSITORY
 from ...train.recipe.method import METHODS
 from ...train.recipe.objectives import SFT
-from ..choice.goals import own_tokens
+from ..choice.goals import TOKENS, own_tokens
 from ..choice.job_of_recipe import (
     BESIDE,
     PublishedModel,
@@ -42,6 +42,8 @@ RATES = {
     "qlora": ((2e10, "2.0e-4"), (1e12, "1.0e-4")),
 }
 PREFERENCES = Path(__file__).with_name("preferences.yaml")
+CHATS = "trl-lib/Capybara"
+LONG = 1.0  # hours
 TEMPLATE = Path(__file__).with_name("recipe_template.txt")
 OVERVIEW = RECIPES / "README.md"
 RULE = "|---|--:|---|---|---|--:|--:|--:|---|"  # under the head of its table
@@ -82,6 +84,7 @@ def body(
         "optim": job.optimizer if job.optimizer != Job.optimizer else None,
         "activation_checkpointing": job.checkpointing == "full",
         "torch_compile": candidate.kernels == "torch.compile" or None,
+        "compile_by_proof": _leaves_compiling(candidate, workload),
         "use_liger_kernel": candidate.kernels in WITH_LIGER or (None if workload.images else "auto"),
         "tiled_loss": "auto" if job.loss == "tiled" else None,
         "save_total_limit": 1 if size > 1e11 else None,
@@ -112,10 +115,21 @@ def body(
     return "\n".join(lines) + "\n"
 
 
+def _leaves_compiling(candidate: Candidate, workload: Workload) -> str | None:
+    """Return "auto" where compiled layers were compared with plain ones (docs/evidence/compiled.md), and the recipe's own data
+    take so long that the minutes of compiling may pay."""
+    choice, shape = candidate.choice, workload.shape
+    in_pieces = choice.engine == "zero" and choice.stage == 3
+    beyond = any((choice.axes, choice.offload, in_pieces, workload.images, workload.objective != SFT))
+    beyond = beyond or any((shape.experts, shape.mixer, shape.sizes))
+    short = candidate.kernels == "torch.compile" or candidate.estimate.hours(TOKENS[CHATS]) < LONG
+    return None if beyond or short else "auto"
+
+
 def _of_answers(job: Job) -> dict[str, str]:
     rate = next(rate for most, rate in RATES[job.method] if job.shape.parameters < most)
     packing = {"not_masked": "false"} if job.shape.masked else {"packing": "true"}
-    return packing | {"chats": "trl-lib/Capybara", "learning_rate": rate, "warmup": "0.05"}
+    return packing | {"chats": CHATS, "learning_rate": rate, "warmup": "0.05"}
 
 
 def _of_preferences(workload: Workload) -> dict[str, str]:

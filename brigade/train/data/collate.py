@@ -41,6 +41,12 @@ class About:
 
 
 ABOUT, REAL, WEIGHTS = "about", "real", "token_weights"  # keys of a micro-batch that are not for the model
+OF_THE_HEAD = (
+    "labels",
+    "shift_labels",
+    "logits_to_keep",
+    "num_items_in_batch",
+)  # what a model's head and loss read alone
 BORDERS = "cu_seq_lens_q"  # where samples begin, as flash attention's variable-length kernels take it
 
 
@@ -79,7 +85,7 @@ class Layout:
     padding_free: sequences lie end to end, in tensors of shape (1, tokens), and logits are computed only where a label follows
         (logits_to_keep, shift_labels); else tensors are (sequences, longest), padded on the right
     packed: sequences may hold several samples; cumulative: attention wants to know where they begin as cumulative lengths
-    multiple: tokens are padded up to a multiple of it (fixed shapes to compile for)
+    multiple: tokens are padded up to a multiple of it
     squares: attention also computes products between the samples of a sequence, and hides them; then a micro-batch is padded
         where wasteful() says so
     marks: whether REAL says which tokens are neither filler nor padding, in a tensor of bool of the shape of input_ids
@@ -90,6 +96,7 @@ class Layout:
         images; None where rows have none
     always_image: whether a micro-batch without an image gets a blank one, in a sample without labels at its end: where one rank
         runs the tower that turns images into embeddings, all ranks have to
+    targets: at how many places logits are computed at least, end to end; the further ones are without a label
     """
 
     padding_free: bool = False
@@ -102,6 +109,7 @@ class Layout:
     scores: bool = False
     processor: Any = None
     always_image: bool = False
+    targets: int = 1  # which keeps every parameter in the graph where there is only filler
 
     @property
     def end_to_end(self) -> bool:
@@ -170,8 +178,8 @@ class Collate:
         if self.layout.scores:
             kept = last_tokens(sequences, self.pad_token_id)
             targets = np.zeros_like(kept)
-        if not len(kept):  # only filler: one logit without a label keeps every parameter in the graph
-            kept, targets = np.zeros(1, dtype=np.int64), np.full(1, IGNORED)
+        more = (0, max(0, self.layout.targets - len(kept)))
+        kept, targets = np.pad(kept, more), np.pad(targets, more, constant_values=IGNORED)
         return {
             "input_ids": torch.from_numpy(ids.astype(np.int64))[None],
             "labels": torch.from_numpy(labels)[None],

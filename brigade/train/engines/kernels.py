@@ -6,12 +6,13 @@ import importlib.util
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...errors import UserError
 from .. import upstream
+from ..data.collate import OF_THE_HEAD
 from ..distributed import ranks
 from ..distributed.process import this_process
 from ..host.cluster import World
@@ -40,7 +41,16 @@ def choose_kernels(settings: Settings, strategy: Strategy, config: PreTrainedCon
     attention that does not compute what this model's does."""
     how, why = attention.choose(settings, config, strategy.axes.sequence > 1, proofs.attention)
     training, (liger, no_liger) = settings.recipe.training, choose_liger(settings)
-    return Kernels(how, why, training.torch_compile, liger, training.optim, no_liger)
+    return Kernels(how, why, training.torch_compile, liger, training.optim, no_liger, why_uncompiled(settings))
+
+
+def why_uncompiled(settings: Settings) -> str:
+    """If a recipe leaves it to proofs whether layers are compiled, and they are not, why."""
+    if settings.recipe.training.torch_compile or "torch_compile" not in settings.by_proof:
+        return ""
+    if not torch.cuda.is_available():
+        return "off: nothing is proven without a GPU"
+    return "off: not proven faster here, or in pieces under this strategy (docs/gpu.md)"
 
 
 def choose_liger(settings: Settings) -> tuple[bool, str]:
@@ -97,9 +107,16 @@ def compile_layers(model: PreTrainedModel) -> None:
     """Compile each decoder layer, in place, and the loss, before an engine wraps or shards the model.
 
     All layers share one program, which takes a fraction of a whole model's time to make, and the engines' hooks stay as they are.
+    One program serves every length: sizes are symbols from the start, and layers are not handed what only the head reads, the
+    number of targets above all.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     for module in base.modules():
         if type(module).__name__ in upstream.layer_classes(base):
-            module.compile()
+            module.compile(dynamic=True)
+    base.base_model.register_forward_pre_hook(_without_the_heads, with_kwargs=True)
     base.loss_function = torch.compile(base.loss_function, dynamic=True)
+
+
+def _without_the_heads(_: torch.nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+    return positional, {key: value for key, value in named.items() if key not in OF_THE_HEAD}

@@ -59,7 +59,6 @@ def layout_of(settings: Settings, config: PreTrainedConfig, how: str, marks: boo
         padding_free=padding_free,
         packed=settings.recipe.data.packing,
         cumulative=upstream.attention_of(config) in attention.NEEDS_CUMULATIVE_LENGTHS,
-        multiple=64 if settings.recipe.training.torch_compile else 1,  # few shapes to compile for
         squares=squares and not objective.scores,  # which are asked for by their places in a single row
         marks=marks,
         rows=objective.rows,
@@ -68,6 +67,7 @@ def layout_of(settings: Settings, config: PreTrainedConfig, how: str, marks: boo
         # Each rank runs the tower in each micro-batch: the others would wait for one that does not. One process does so, too, for
         # AdamW moves a weight whose gradient is 0, and none without a gradient.
         always_image=bool(processor),
+        targets=2 if settings.recipe.training.torch_compile else 1,  # for one, torch would compile the loss again
     )
 
 

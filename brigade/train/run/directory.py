@@ -48,7 +48,7 @@ class Kernels:
     """What a run computes with, the same on all its ranks (engines/kernels.py).
 
     attention: the implementation's name, and why it is that one in a few words; no_liger: why Liger's kernels are asked for and
-    not used; the others: values of the recipe's keys
+    not used; no_compile: why `auto` compiles nothing; the others: values of the recipe's keys
     """
 
     attention: str = ""
@@ -57,6 +57,7 @@ class Kernels:
     use_liger_kernel: bool = False
     optim: str = ""
     no_liger: str = ""
+    no_compile: str = ""
 
     def record(self) -> Fields:
         """Return what run.yaml says of them."""

@@ -169,7 +169,7 @@ def _kernels(kernels: Kernels, model: torch.nn.Module) -> str:
     """What computes attention and the rest, with one reason for what the device lacks."""
     words = [f"attention {kernels.attention}" + (f" ({kernels.why})" if kernels.why else "")]
     words += [f"Liger {kernels.no_liger or 'on'}"] if kernels.use_liger_kernel or kernels.no_liger else []
-    words += ["torch.compile"] if kernels.torch_compile else []
+    words += [f"torch.compile {kernels.no_compile or 'on'}"] if kernels.torch_compile or kernels.no_compile else []
     missing = missing_packages(model)
     if missing:
         words.append(f"layers with a state in torch, slowly ({' and '.join(missing)} not installed)")

@@ -7,6 +7,7 @@ import transformers
 import yaml
 
 from brigade.kernels import auto, judging, models, paths, proofs, prove, worker
+from brigade.train.engines.kernels import why_uncompiled
 from brigade.train.host.cluster import World
 from brigade.train.recipe.schema import BY_PROOF, identity, recorded
 from brigade.train.strategy import Strategy, refusal
@@ -219,19 +220,25 @@ COMPILED = "torch_compile"
     ("single", NONE, (), set()),
     ("ddp", NONE, (), set()),
     ("zero2", NONE, (), set()),
-    ("zero3", NONE, (), set()),
+    ("zero3", NONE, (), {COMPILED}),
     ("fsdp2", NONE, (), set()),
     ("zero1", Axes(tensor=2), (), {COMPILED}),
     ("ddp", NONE, ("--tiled_loss", "auto"), set()),
     ("ddp", NONE, ("--tiled_mlp", "auto"), {COMPILED}),
     ("fsdp2", NONE, ("--activation_checkpointing",), {COMPILED}),
-    ("zero3", NONE, ("--activation_checkpointing",), set()),
+    ("zero2", NONE, ("--activation_checkpointing",), set()),
     ("ddp", NONE, ("--activation_checkpointing", "selective"), {COMPILED}),
 ])  # fmt: skip
 def test_what_no_proof_decides(load, kind, axes, flags, expected):
     training, strategy = load(*RUN, *ALL, *flags).recipe.training, Strategy(kind, kind, "flag", axes=axes)
     assert auto.closed(training, strategy, compiler=True) == expected
     assert auto.closed(training, strategy, compiler=False) == expected | {COMPILED}
+
+
+def test_the_runs_table_says_why_auto_compiles_nothing(load):
+    asked, named = load(*RUN, *ALL), load(*RUN, "--torch_compile", "false")
+    assert why_uncompiled(asked) == "off: nothing is proven without a GPU"
+    assert why_uncompiled(named) == why_uncompiled(asked.with_training(torch_compile=True)) == ""
 
 
 def test_compiled_layers_with_adapters_are_not_computed_again_under_fsdp2():

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ....errors import first_line
 from ... import upstream
+from ...data.collate import OF_THE_HEAD
 from ...model import trial
 from ...model.sizes import beyond_texts
 
@@ -153,9 +154,6 @@ class Part(nn.Module):
         finally:
             for name, module in kept.items():
                 setattr(decoder.inner, name, module)
-
-
-OF_THE_HEAD = ("labels", "shift_labels", "logits_to_keep", "num_items_in_batch")  # what only the head reads
 
 
 # ---- how much each stage has -----------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import FunctionCtx
 from torch.distributed import ProcessGroup
+from torch.nn.functional import pad
 
 from ...data.answers import ANSWERS, RUNS, in_part
 from ...data.collate import ABOUT, REAL, WEIGHTS, About, Collate, Layout, MicroBatch
@@ -58,15 +59,15 @@ class DividedSequences(Collate):
             batch[key] = batch[key][:, begin : begin + size].contiguous()
         kept, targets = batch["logits_to_keep"], batch["shift_labels"]
         here = (kept >= begin) & (kept < begin + size)
-        kept, targets = kept[here] - begin, targets[:, here]
+        # As for a filler: every parameter stays in the graph, and every rank in every all-to-all.
+        more = (0, max(0, self.layout.targets - int(here.sum())))
+        kept, targets = pad(kept[here] - begin, more), pad(targets[:, here], more, value=IGNORED)
         if WEIGHTS in batch:
-            batch[WEIGHTS] = batch[WEIGHTS][:, here] if len(kept) else torch.ones(1, 1)
+            batch[WEIGHTS] = pad(batch[WEIGHTS][:, here], more, value=1.0)
         if self.layout.compares:
             answers = batch[ANSWERS]
             answers[RUNS] = in_part(answers[RUNS], here)
-            answers[RUNS][-1] += not len(kept)
-        if not len(kept):  # as for a filler: every parameter stays in the graph, and every rank in every all-to-all
-            kept, targets = torch.zeros(1, dtype=torch.long), torch.full((1, 1), IGNORED)
+            answers[RUNS][-1] += more[1]
         batch |= {"logits_to_keep": kept, "shift_labels": targets, IN_PARTS: True}
         batch[ABOUT] = self._about(fetched[0], batch, slice(begin, begin + size))
         return batch
