@@ -40,7 +40,12 @@ class About:
     logits: int = 0
 
 
-ABOUT, REAL, WEIGHTS = "about", "real", "token_weights"  # keys of a micro-batch that are not for the model
+ABOUT, REAL, WEIGHTS, TEACHER = (
+    "about",
+    "real",
+    "token_weights",
+    "teacher",
+)  # keys of a micro-batch that are not for the model
 BORDERS = "cu_seq_lens_q"  # where samples begin, as flash attention's variable-length kernels take it
 
 
