@@ -123,6 +123,10 @@ def run(options: argparse.Namespace) -> int:
         "of the saved model, loaded by from_pretrained": f"{loss:.4f}",
         "unigram entropy of the text": f"{entropy:.4f}  (the best that ignoring all context can do)",
     }
+    if settings.recipe.training.teacher:
+        from .train.loss.distillation import held_out_divergence
+
+        rows["divergence from the teacher"] = f"{held_out_divergence(settings, model, heldout):.4f}"
     print(f"Held-out loss in nats per token, over {counted(len(heldout), 'held-out sample')}:")
     for name, figure in rows.items():
         print(f"  {name:<47}{figure}")

@@ -16,7 +16,7 @@ from ..errors.tables import Fields
 from ..train.recipe.files import find
 from ..train.recipe.hostfile import read_hostfile
 from ..train.recipe.method import METHODS
-from ..train.recipe.objectives import OBJECTIVES
+from ..train.recipe.objectives import DISTILL, OBJECTIVES
 from ..train.recipe.training_section import TrainingSection
 from ..train.strategy import refusal
 from .choice import averaging_advice, goals, search
@@ -282,6 +282,9 @@ def _workload(options: argparse.Namespace, cluster: Cluster) -> Workload:
         shape, images = described_with_images(config, place, name, asked, () if keys else (PROJECTOR,))
     else:
         shape = described(config, place, name)
+    if options.objective == DISTILL:
+        cure = "name a recipe with its teacher instead of a model"
+        _refuse("objective", "what distillation takes depends on the teacher", cure)
     shape = shape.scoring if OBJECTIVES[options.objective].scores else shape
     micro = options.micro_batch or 1
     gpus = cluster.gpus

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..train.distributed import timeline
-from ..train.recipe.objectives import SFT
+from ..train.recipe.objectives import DISTILL, SFT
 from ..train.run import events, typed
 from .facts import Table
 from .records import Entry, Record, attempts, events_of, number
@@ -120,9 +120,9 @@ def _named(records: list[Record], record: Record, otherwise: str) -> str:
     return record.name if len(records) > 1 else otherwise
 
 
-def _loss_of(records: list[Record]) -> tuple[str, str]:
-    """Return (what a loss is the mean of, its unit)."""
-    objectives = sorted({record.objective for record in records} - {SFT})
+def _loss_of(records: list[Record], without: frozenset[str] = frozenset({SFT})) -> tuple[str, str]:
+    """Return (what a loss is the mean of, its unit). without: objectives whose loss is the cross-entropy"""
+    objectives = sorted({record.objective for record in records} - without)
     if objectives:
         return f"Mean of the objective's loss ({', '.join(objectives)}) over pairs or answers", ""
     return "Mean cross-entropy in nats per supervised token", "nats per token"
@@ -154,7 +154,7 @@ def sources(record: Record) -> list[str]:
 
 
 def _held_out(records: list[Record]) -> Figure:
-    what, unit = _loss_of(records)
+    what, unit = _loss_of(records, frozenset({SFT, DISTILL}))
     says = f"{what}, of samples that are never trained on, each used once."
     lines = []
     for record in records:
@@ -167,6 +167,11 @@ def _held_out(records: list[Record]) -> Figure:
 
 # What objectives that compare answers log besides: key -> name of the figure's files, its title, and how to read it.
 PREFERENCES = {
+    "divergence": (
+        "divergence",
+        "Divergence from the teacher",
+        "How far the model's probabilities of the next token are from the teacher's: the mean over supervised tokens.",
+    ),
     "rewards/accuracies": ("accuracy", "Accuracy", "The share of pairs whose better answer has the higher reward."),
     "rewards/margins": (
         "margin",

@@ -177,7 +177,7 @@ def test_adapters_as_the_reference_are_told_to_be_merged(damaged, mistake):
     settings = flags.load(
         ["--model_name_or_path", str(folder.parent), "--objective", "dpo", "--reference", str(folder)]
     )
-    said = mistake(load_config, settings.of_reference(str(folder)))
+    said = mistake(load_config, settings.of_second(str(folder)))
     assert "flag --reference" in said
     for each in (said, mistake(named_config, str(folder))):  # the planner's
         assert "holds adapters of" in each and f"export {folder} MODEL --merge" in each

@@ -9,10 +9,10 @@ from benchmarks import preference_parity, preferences
 from brigade.train.recipe.data_section import DataSection
 from brigade.train.recipe.files import REPOSITORY, read_yaml
 from brigade.train.recipe.model_section import ModelSection
-from brigade.train.recipe.objectives import OBJECTIVES, SFT
+from brigade.train.recipe.objectives import DISTILL, OBJECTIVES
 from brigade.train.recipe.training_section import OWN_OPTIMIZERS, TrainingSection
 from brigade.train.strategy.state_bytes import OPTIMIZER_BYTES
-from testing import plain_preferences
+from testing import distilling, plain_preferences
 from testing.preferences import FORMS
 
 
@@ -24,7 +24,7 @@ def test_every_key_of_a_recipe_is_read_by_its_name():
     assert keys <= set(re.findall(r"""(?<=\.)\w+|(?<=["'])\w+(?=["'])""", code))
 
 
-@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != SFT])
+@pytest.mark.parametrize("name", [name for name, objective in OBJECTIVES.items() if objective.compares])
 def test_an_objective_is_compared_with_its_formula_with_trl_and_under_each_strategy(name):
     forms = set(OBJECTIVES[name].loss_types or (name,))
     known = plain_preferences.PAIRS.keys() | plain_preferences.JUDGED.keys()
@@ -36,6 +36,11 @@ def test_an_objective_is_compared_with_its_formula_with_trl_and_under_each_strat
     assert name in read_yaml(REPOSITORY / "brigade/plan/output/preferences.yaml")["rates"], (
         "brigade/plan/output/preferences.yaml"
     )
+
+
+def test_every_divergence_is_compared_with_its_formula():
+    tried = {keys.get("loss_type", "forward_kl") for keys in distilling.FORMS.values()}
+    assert set(OBJECTIVES[DISTILL].loss_types) <= tried, "testing/distilling.py: FORMS"
 
 
 @pytest.mark.parametrize("name", TrainingSection.model_fields["optim"].annotation.__args__)

@@ -35,7 +35,13 @@ PAD = 96
     (["--objective", "dpo", "--reference", "adapters_off"], "the recipe trains no adapters"),
     (["--objective", "dpo", "--use_peft", "--load_in_4bit", "--reference", "model", "--precompute_ref_log_probs", "false"],
      "a second model is not in 4 bits"),
-    (["--objective", "kto", "--metric_for_best_model", "eval_rewards/accuracies"], "objective kto does not read it"),
+    (["--objective", "kto", "--metric_for_best_model", "eval_rewards/accuracies"], "objective kto has no eval_rewards"),
+    (["--metric_for_best_model", "eval_divergence"], "objective sft has no eval_divergence"),
+    (["--teacher", "other"], "objective sft does not read it"),
+    (["--objective", "distill"], "objective distill names no teacher"),
+    (["--objective", "distill", "--teacher", "other", "--beta", "0.3"], "loss_type forward_kl does not read it"),
+    (["--objective", "distill", "--teacher", "other", "--loss_type", "jsd", "--beta", "1"], "the teacher has a share below 1"),
+    (["--objective", "distill", "--teacher", "other", "--label_smoothing_factor", "0.1"], "objective distill does not read it"),
     (["--objective", "dpo", "--loss_type", "ipo"], "'ipo' is an objective of its own"),
     (["--objective", "grpo"], "'grpo' is not sft, dpo"),
 ])  # fmt: skip
@@ -45,18 +51,19 @@ def test_a_key_that_would_not_be_read_is_refused(words, problem):
 
 
 def test_the_documentation_has_each_objective_with_its_keys_and_defaults():
-    rows = [line for line in (REPOSITORY / "docs/preferences.md").read_text().splitlines() if line.startswith("| `")]
+    pages = [(REPOSITORY / "docs" / name).read_text() for name in ("preferences.md", "distillation.md")]
+    rows = [line for page in pages for line in page.splitlines() if line.startswith("| `")]
     for name, objective in OBJECTIVES.items():
         if name == "sft":
             continue
         row = next((row for row in rows if row.startswith(f"| `{name}` |")), "")
-        assert row, f"docs/preferences.md: a row of {name}"
+        assert row, f"docs/preferences.md or distillation.md: a row of {name}"
         for key in objective.keys:
             assert key in ("reference", "precompute_ref_log_probs") or f"`{key}`" in row
         assert all(kind in row for kind in objective.loss_types)
         if objective.beta:
             assert f"`beta` {objective.beta}" in row
-            assert beta_of(flags.load(["--objective", name]).recipe.training) == objective.beta
+            assert beta_of(ObjectiveKeys(objective=name)) == objective.beta
     assert f"`simpo_gamma` {ObjectiveKeys.model_fields['simpo_gamma'].default}" in "\n".join(rows)
 
 
@@ -66,6 +73,10 @@ def test_the_documentation_has_each_objective_with_its_keys_and_defaults():
     (["--objective", "ipo", "--use_peft"], "IPO, beta 0.1; reference: adapters_off, computed in each step"),
     (["--objective", "dpo", "--reference", "other", "--precompute_ref_log_probs", "false", "--loss_type", "hinge"],
      "DPO, loss_type hinge, beta 0.1; reference: other, computed in each step"),
+    (["--objective", "distill", "--teacher", "other"],
+     "distillation of other, loss_type forward_kl, temperature 1, weight 0.5 beside the cross-entropy"),
+    (["--objective", "distill", "--teacher", "other", "--loss_type", "jsd", "--kd_temperature", "2", "--kd_ratio", "1"],
+     "distillation of other, loss_type jsd, beta 0.5, temperature 2, weight 1 beside the cross-entropy"),
     (["--objective", "simpo"], "SimPO, beta 2"), (["--objective", "reward"], "a reward model"),
 ], ids=str)  # fmt: skip
 def test_the_opening_table_says_what_is_compared_with_what(given, said):

@@ -15,12 +15,13 @@ from brigade.plan.costs.comparing import looks_before_training, looks_of_a_step,
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.host_memory import host
 from brigade.plan.costs.job import Comparison, Job, usual_comparison
+from brigade.plan.costs.memory import moments
 from brigade.plan.costs.step_time import forward_seconds, head_seconds, step_time
 from brigade.plan.hardware import gpu
 from brigade.plan.shape.find import named_shape
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
-from brigade.train.recipe.objectives import OBJECTIVES
+from brigade.train.recipe.objectives import DISTILL, OBJECTIVES
 from brigade.train.strategy import Strategy
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +46,7 @@ def of_recipe(*words, strategy=DDP, ranks=8, config=CONFIG):
 
 
 # ---- a run's job -----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", [name for name in OBJECTIVES if name != DISTILL])
 def test_pairs_are_two_samples_of_a_sequence(objective):
     found, plain = of_recipe("--objective", objective), of_recipe()
     two = OBJECTIVES[objective].rows == "pairs"
@@ -53,6 +54,29 @@ def test_pairs_are_two_samples_of_a_sequence(objective):
     assert found.tokens_per_step == (2 if two else 1) * plain.tokens_per_step
     assert found.length == 1024  # what a token sees at most
     assert found.comparison == usual_comparison(objective, adapters=False)
+
+
+def test_a_teacher_is_a_second_model_with_its_own_size():
+    teacher = ["--objective", "distill", "--teacher", str(ROOT / "recipes/qwen3-8b")]
+    whole, few = (of_recipe(*teacher, "--teacher_load_in_4bit", bits) for bits in ("false", "true"))
+    assert whole.comparison.shape.parameters == SHAPE.parameters and whole.comparison.stays and whole.loss == "tiled"
+    (held,), (held_in_4bit,) = ({each.reference for each in moments(of)} for of in (whole, few))
+    assert held == 2 * SHAPE.parameters
+    assert 0.25 * held < held_in_4bit < 0.4 * held  # embedding and head stay in 16 bits
+    sharded = reference_weights(replace(whole, engine="fsdp2", stage=3, data=8, shard=8))
+    assert sharded == pytest.approx(held / 8 + 7 / 8 * 2 * SHAPE.vocab * SHAPE.hidden)
+
+
+def test_a_teacher_stands_with_the_last_stage_of_a_pipeline():
+    stages = replace(
+        of_recipe("--objective", "distill", "--teacher", str(ROOT / "recipes/qwen3-8b")), pipeline=2, data=1
+    )
+    assert {each.reference for each in moments(stages)} == {0.0, 2 * SHAPE.parameters}
+
+
+def test_plan_asks_for_the_recipe_where_a_teacher_is_not_named(plan):
+    code, out = plan("qwen3-4b", "--gpu", "H100", "--objective", "distill")
+    assert code == 2 and "name a recipe with its teacher" in out
 
 
 @pytest.mark.parametrize("words, reference, precomputed", [
@@ -239,7 +263,7 @@ def test_json_says_what_is_learned(plan):
     assert (found["objective"], found["reference"], found["seconds"]["comparing"]) == ("sft", None, 0)
 
 
-@pytest.mark.parametrize("objective", [name for name in OBJECTIVES if name != "sft"])
+@pytest.mark.parametrize("objective", [name for name, each in OBJECTIVES.items() if each.compares])
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_a_recipe_is_written_for_each_objective(plan, tmp_path, objective, method):
     words = ["qwen3-4b", "--gpu", "H100", "--hostfile", "hostfiles/1x8", "--max_length", 1024, "--write", tmp_path]

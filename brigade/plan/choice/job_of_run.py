@@ -139,26 +139,28 @@ def _replicas(training: TrainingSection, count: int) -> Replicas:
 
 
 def _comparison(recipe: Recipe, shape: ModelShape) -> Comparison:
-    """Return what a recipe's answers are compared with. shape: of the model that is trained
+    """Return what a recipe's answers are compared with, which may be a teacher. shape: of the model that is trained
 
     Eager attention computes every product between the samples of a sequence, so that those which are not packed are padded
     (train/model/packed_samples.py: layout). Raises NotCovered for a reference of which no config.json can be had.
     """
-    training, objective, reference = recipe.training, objective_of(recipe.training), reference_of(recipe)
+    training, objective = recipe.training, objective_of(recipe.training)
+    reference, which = training.teacher or reference_of(recipe), "teacher" if training.teacher else "reference"
     own = reference if reference in (None, ADAPTERS_OFF) else MODEL
     other = None
     if reference not in (None, ADAPTERS_OFF, MODEL):
         try:
             other = named_shape(str(reference))
         except UserError as error:
-            raise NotCovered(f"of the reference the formulas know no sizes ({error.place}: {error.problem})") from None
+            raise NotCovered(f"of the {which} the formulas know no sizes ({error.place}: {error.problem})") from None
     eager = attention_of(shape, recipe.model.attn_implementation) == "eager"
     apart = 2 if eager and objective.rows == PAIRS and not recipe.data.packing else 1
-    return Comparison(training.objective, objective.rows, own or "", precomputes(recipe), other, apart)
+    before, in_4bit = precomputes(recipe), training.teacher_load_in_4bit
+    return Comparison(training.objective, objective.rows, own or "", before, other, apart, in_4bit)
 
 
 def _loss(training: TrainingSection) -> str:
-    return "tiled" if training.tiled_loss else "online" if training.torch_compile else "released"
+    return "tiled" if training.loss_tiles else "online" if training.torch_compile else "released"
 
 
 def largest_fit(

@@ -1,12 +1,14 @@
-"""Count what it takes to compare answers: who looks at them without gradients, how often, and what a second model holds.
+"""Count what it takes to compare answers, or to ask a teacher: who looks at them without gradients, how often, and what a second
+model holds.
 
-train/loss/preferences.py and reference_model.py are what is counted here. No GPU has measured any of it.
+train/loss/preferences.py, distillation.py and second_model.py are what is counted here. No GPU has measured any of it.
 """
 
 from dataclasses import replace
 
-from ...train.recipe.objectives import ADAPTERS_OFF
+from ...train.recipe.objectives import ADAPTERS_OFF, DISTILL
 from .job import FUSED, Job
+from .stages import frozen_bytes
 
 Looks = list[tuple[Job, int]]  # a model as a job, and how often it looks at as many tokens as a step has
 
@@ -25,13 +27,17 @@ def reference_job(job: Job) -> Job:
         dora=False,
         adapter_dropout=False,
         engine="fsdp2",
-        stage=3 if job.stage >= 3 else 0,
+        stage=3 if job.stage >= 3 and not job.comparison.in_4bit else 0,
         shard=0,
         hpz=0,
         quantised=False,
         offload="",
         checkpointing="none",
         kernels=job.kernels - FUSED,
+        data=job.data * job.tensor * job.pipeline,  # nothing divides its layers
+        tensor=1,
+        pipeline=1,
+        expert=1,
         loss="tiled" if job.loss == "tiled" else "released",
     )
 
@@ -39,7 +45,12 @@ def reference_job(job: Job) -> Job:
 def reference_weights(job: Job) -> float:
     """Return the bytes of a second model's weights on each rank."""
     second = reference_job(job)
-    return 2 * second.shape.parameters / (second.shard_ranks if second.stage else 1)
+    shape, ranks = second.shape, second.shard_ranks if second.stage else 1
+    if job.comparison.in_4bit:
+        return frozen_bytes(replace(second, method="qlora"), shape.parameters)
+    head = shape.vocab * shape.hidden  # of a teacher: each rank has it whole (train/loss/distillation.py)
+    whole = head if job.comparison.objective == DISTILL else 0
+    return 2 * (whole + (shape.parameters - whole) / ranks)
 
 
 def looks_of_a_step(job: Job) -> Looks:

@@ -73,6 +73,7 @@ class Comparison:
     reference: ADAPTERS_OFF, MODEL, or "" where there is none; precomputed: it looks at all samples once, before training
     shape: of a reference that is another model; None for the weights that training begins with
     apart: samples of a sequence that lie in rows of their own, padded, and not end to end
+    in_4bit: whether a second model is held so, whole on each rank
     """
 
     objective: str = SFT
@@ -81,6 +82,7 @@ class Comparison:
     precomputed: bool = False
     shape: ModelShape | None = None
     apart: int = 1
+    in_4bit: bool = False
 
     @property
     def title(self) -> str:

@@ -62,10 +62,12 @@ def stream_pool(job: Job) -> float:
 def moments(job: Job) -> list[Memory]:
     """Return the four moments of every stage, and that of a second model."""
     layer = activation_bytes(job)
-    of_stages = [moment for stage in stages(job) for moment in _moments(job, stage, *layer)]
-    if job.comparison.stays:
-        weights = reference_weights(job)
-        of_stages = [replace(moment, reference=weights) for moment in of_stages]
+    weights = reference_weights(job) if job.comparison.stays else 0.0
+    of_stages = [
+        replace(moment, reference=weights if stage.last else 0.0)  # where the loss is
+        for stage in stages(job)
+        for moment in _moments(job, stage, *layer)
+    ]
     if job.comparison.second:
         of_stages.append(_reference_moment(job))
     if job.images:
@@ -86,7 +88,7 @@ def _tower_moment(job: Job) -> Memory:
 def _reference_moment(job: Job) -> Memory:
     """Return the moment of a second model's forward pass: one of its layers at a time, or its logits, stand beside the trained
     model's states. Without gradients they take at most what they take with them."""
-    engine, (stage,), second = job.conventions, stages(job), reference_job(job)
+    engine, stage, second = job.conventions, stages(job)[-1], reference_job(job)
     states, held = stage_states(job, stage)
     layer, logits = activation_bytes(second)[0], logit_bytes(second)
     layer, logits = (layer, 0.0) if layer > logits else (0.0, logits)

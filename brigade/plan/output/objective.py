@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 from ...errors.console import figure
-from ...train.recipe.objectives import ADAPTERS_OFF, JUDGED, PAIRS, SFT
+from ...train.recipe.objectives import ADAPTERS_OFF, ANSWERS, DISTILL, JUDGED, PAIRS, SFT
 from ..choice.goals import BILLION
 from ..costs.estimate import Estimate
+from ..costs.job import Comparison
 from ..costs.memory import GIB
 from .show import say
 
@@ -15,7 +16,11 @@ def say_objective(result: Estimate, length: int) -> None:
     comparison = result.job.comparison
     if comparison.objective == SFT:
         return
-    rows = {PAIRS: f"pairs of answers, 2 x {length:,} tokens each", JUDGED: f"judged answers, {length:,} tokens each"}
+    rows = {
+        ANSWERS: f"answers, {length:,} tokens each",
+        PAIRS: f"pairs of answers, 2 x {length:,} tokens each",
+        JUDGED: f"judged answers, {length:,} tokens each",
+    }
     say(
         "learns",
         f"{comparison.title}, from {rows[comparison.rows]}; shorter ones take less. No run was compared with this",
@@ -24,12 +29,18 @@ def say_objective(result: Estimate, length: int) -> None:
         say("" if number else "compares", line)
 
 
+def _second(comparison: Comparison) -> str:
+    if comparison.reference == ADAPTERS_OFF:
+        return "adapters off"
+    return "the teacher" if comparison.objective == DISTILL else "a second model"
+
+
 def _compared(result: Estimate) -> Iterator[str]:
     """Yield what answers are compared with, and what that takes in memory and time."""
     job, comparison = result.job, result.job.comparison
     looks = []
     if comparison.reference and not comparison.precomputed:
-        looks.append("adapters off" if comparison.reference == ADAPTERS_OFF else "a second model")
+        looks.append(_second(comparison))
     if comparison.asks_for.mismatched:
         looks.append("answers to other prompts")
     if looks:
@@ -37,7 +48,8 @@ def _compared(result: Estimate) -> Iterator[str]:
         more = "a forward pass" if passes == 1 else f"{passes} forward passes"
         took = f"{figure(result.time.comparing, 2)} of the {figure(result.time.total, 2)} s"
         yield f"with {' and '.join(looks)}: {more} without gradients in each step, {took}"
-        kept = f"{result.memory.reference / GIB:.1f} GiB on each GPU hold its weights in half precision, all the time"
+        bits = "4 bits" if comparison.in_4bit else "half precision"
+        kept = f"{result.memory.reference / GIB:.1f} GiB on each GPU hold its weights in {bits}, all the time"
         yield kept if comparison.stays else "they take no memory beyond what the step takes with gradients"
         own = comparison.asks_for.mismatched or not comparison.stays  # passes of the trained model
         if own and job.deepspeed and job.stage == 3:

@@ -40,13 +40,10 @@ class About:
     logits: int = 0
 
 
-ABOUT, REAL, WEIGHTS = "about", "real", "token_weights"  # keys of a micro-batch that are not for the model
-OF_THE_HEAD = (
-    "labels",
-    "shift_labels",
-    "logits_to_keep",
-    "num_items_in_batch",
-)  # what a model's head and loss read alone
+# Keys of a micro-batch that are not for the model.
+ABOUT, REAL, WEIGHTS, TEACHER = "about", "real", "token_weights", "teacher"
+# What a model's head and loss read alone.
+OF_THE_HEAD = ("labels", "shift_labels", "logits_to_keep", "num_items_in_batch")
 BORDERS = "cu_seq_lens_q"  # where samples begin, as flash attention's variable-length kernels take it
 
 

@@ -44,11 +44,13 @@ class ForwardPass:
     end_to_end: whether its sequences hold several samples, where that is known
     of_tower: keyword arguments that readers have made for the tower of images, where they have
     weights: of each target, fp32 in their order; None: all weigh 1
+    teacher: what a teacher says of the targets, where the run distils one (loss/distillation.py: Said)
     """
 
     end_to_end: bool | None = None
     of_tower: Mapping[str, Any] | None = None
     weights: Tensor | None = None
+    teacher: Any = None
 
     @contextmanager
     def told(
@@ -56,14 +58,15 @@ class ForwardPass:
         end_to_end: bool | None = None,
         of_tower: Mapping[str, Tensor | np.ndarray] | None = None,
         weights: Tensor | None = None,
+        teacher: object = None,
     ) -> Iterator[None]:
         """Say this of the pass inside, and nothing of it behind: another model's would be told wrong."""
-        before = self.end_to_end, self.of_tower, self.weights
-        self.end_to_end, self.of_tower, self.weights = end_to_end, of_tower, weights
+        before = self.end_to_end, self.of_tower, self.weights, self.teacher
+        self.end_to_end, self.of_tower, self.weights, self.teacher = end_to_end, of_tower, weights, teacher
         try:
             yield
         finally:
-            self.end_to_end, self.of_tower, self.weights = before
+            self.end_to_end, self.of_tower, self.weights, self.teacher = before
 
 
 class Process:

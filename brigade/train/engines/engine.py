@@ -54,6 +54,7 @@ class Engine:
 
     power_sgd: Any = None  # its state, where DDP's hook is PowerSGD
     adapter_layers: Sequence[Any] = ()  # modules with adapters, once they have been looked for
+    has_head = True  # whether this rank has the output layer
 
     def __init__(self, run: Run) -> None:
         unpickling.data_only()

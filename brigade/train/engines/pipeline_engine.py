@@ -50,6 +50,7 @@ class PipelineEngine(Engine):
         self.place = self.axes.place(run.world.rank, run.world.size)
         self.first = not (self.place.data or self.place.sequence)  # of the ranks that hold the same
         self.own = schedules.stages_of(self.axes, self.place.stage)
+        self.has_head = self.axes.every_stage - 1 in self.own
         self.adapted = run.settings.recipe.model.use_peft
         self.layers: list[range] = []
         self.counts = {False: 0, True: 0}
@@ -59,7 +60,7 @@ class PipelineEngine(Engine):
         settings, config = self.run.settings, load_config(self.run.settings)
         self.layers = splitting.split(*splitting.costs(empty_model(settings, config)), self.axes.every_stage)
         layers = {layer for stage in self.own for layer in self.layers[stage]}
-        of_stage = splitting.class_of_stage(config, layers, 0 in self.own, self.axes.every_stage - 1 in self.own)
+        of_stage = splitting.class_of_stage(config, layers, 0 in self.own, self.has_head)
         attention, where = self.run.kernels.attention, self.where()
         return load.load_model(settings, weights, self.load_dtype(), attention, model_class=of_stage, **where)
 

@@ -6,7 +6,7 @@ from ...errors import UserError
 from ..model import packed_samples, scores
 from ..recipe.objectives import needs_second_model, objective_of, reference_of
 from ..run.directory import Run
-from . import own_loss, reference_model
+from . import distillation, own_loss, second_model
 from .objective.load import loss_of
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ def check(run: Run, config: "PreTrainedConfig") -> None:
     """Raise UserError where the objective is none, or its reference cannot be had. config: of the model that is trained"""
     settings = run.settings
     training = settings.recipe.training
+    if training.teacher:
+        distillation.check(run, config)
     if not objective_of(training).compares:
         return
     loss_of(settings)
@@ -26,7 +28,7 @@ def check(run: Run, config: "PreTrainedConfig") -> None:
         problem = f"{type(config).__name__} gives no losses of single tokens: {why}"
         raise UserError(settings.place("objective"), problem, "choose a causal language model of Transformers")
     if needs_second_model(settings.recipe):
-        reference_model.check(run, str(reference_of(settings.recipe)), config)
+        second_model.check(run, str(reference_of(settings.recipe)), config)
 
 
 def _check_scores(run: Run, config: "PreTrainedConfig") -> None:

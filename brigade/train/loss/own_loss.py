@@ -27,8 +27,8 @@ def apply(model: PreTrainedModel, settings: Settings) -> None:
         return_token_losses(model)
     elif terms != supervised_loss.PLAIN or settings.recipe.data.weighs_samples:
         supervised_loss.apply(model, terms)
-    if training.tiled_loss or training.tiled_mlp:
-        tiled.apply(model, training.tiled_loss, training.tiled_mlp, by_token, terms)
+    if training.loss_tiles or training.tiled_mlp:
+        tiled.apply(model, training.loss_tiles, training.tiled_mlp, by_token, terms)
 
 
 def return_token_losses(model: PreTrainedModel) -> None:

@@ -32,7 +32,7 @@ from ..model import adapter_weights, load
 from ..model.location import load_config
 from ..model.sizes import half_or_full
 from ..recipe.objectives import ADAPTERS_OFF, JUDGED, MODEL
-from . import reference_model
+from . import second_model
 
 
 class Answers(Protocol):
@@ -75,7 +75,7 @@ class Reference:
         this_process.timeline.enter("reference")
         if not self.precomputes:
             if self.reference != ADAPTERS_OFF:
-                self.model = reference_model.load_reference(self.trainer, self.reference)
+                self.model = second_model.load_reference(self.trainer, self.reference)
             return
         splits = [self.trainer.data.train, *self.trainer.data.heldout.values()]
         file, columns = self._file(), 1 + (self.answers.rows == JUDGED)
@@ -85,8 +85,8 @@ class Reference:
         missing = self._missing(file, splits)
         if any(missing):
             if not self.by_adapters and (self.reference != MODEL or checkpoint):
-                reference_model.check(self.trainer.run, self.reference, self.trainer.model.config)
-                self.model = reference_model.load_reference(self.trainer, self.reference)
+                second_model.check(self.trainer.run, self.reference, self.trainer.model.config)
+                self.model = second_model.load_reference(self.trainer, self.reference)
             for split, numbers in zip(splits, missing, strict=True):
                 self._compute(file, split, numbers)
             self.model = None
@@ -112,7 +112,7 @@ class Reference:
         run, settings = self.trainer.run, self.trainer.run.settings
         digests, config = run.base, self.trainer.model.config
         if self.reference not in (ADAPTERS_OFF, MODEL):
-            named = settings.of_reference(self.reference)
+            named = settings.of_second(self.reference)
             config = load_config(named)
             digests = consistency.digests(Path(load.weights(named, config)))
         section, seed = settings.recipe.model, settings.recipe.training.seed

@@ -5,6 +5,8 @@ results are the same (Bekman et al. 2025, arXiv 2506.13996: Arctic Long Sequence
 """
 
 from collections.abc import Callable
+from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -14,10 +16,12 @@ from torch.utils.checkpoint import checkpoint
 from ...errors import UserError, first_line
 from .. import upstream
 from ..data.store import IGNORED, MicroBatch
+from ..distributed.process import this_process
 from ..model import trial
 from ..recipe.settings import Settings
 from ..recipe.value_types import fits_layer
 from ..upstream.experts import gather_whole
+from .divergence import Said
 from .supervised_loss import PLAIN, Terms, of_tokens, weights_of_targets
 
 if TYPE_CHECKING:
@@ -47,7 +51,8 @@ class TiledHead(torch.nn.Linear):
 
     ZeRO-3 and FSDP2 thus gather the weight once, and no rank waits for another's number of tiles.
     tokens: in a tile; by_token: whether the loss is that of each token; terms: what training adds to it
-    asked: shift_labels, num_items_in_batch and weights_of_targets() of this pass, or None, and then logits are returned
+    asked: shift_labels, num_items_in_batch, weights_of_targets() and what a teacher says of this pass, or None, and then logits
+        are returned
     multiplies: the method that a tensor group divides (tensor.py)
     """
 
@@ -56,22 +61,26 @@ class TiledHead(torch.nn.Linear):
     tokens: int
     by_token: bool
     terms: Terms
-    asked: tuple[torch.Tensor, Any, torch.Tensor | None] | None
+    asked: tuple[torch.Tensor, Any, torch.Tensor | None, Said | None] | None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits, or the loss in fp32: a scalar, or that of each token. hidden: (..., tokens, hidden size)"""
         if self.asked is None:
             return self.logits(hidden)
-        labels, items, weighs = self.asked
+        labels, items, weights, said = self.asked
         states, targets = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1).to(hidden.device)
+        weights = weights.to(hidden.device) if weights is not None and self.training else None
+        columns = [states, targets, weights, *(said.columns if said else ())]
         # split and not slices: the gradient of each slice would be a whole sequence of zeros with the slice in it
-        of_tiles = [states.split(self.tokens), targets.split(self.tokens)]
-        if weighs is not None and self.training:
-            of_tiles.append(weighs.to(hidden.device).split(self.tokens))
-        losses = [_again(self._of_tile, *tile) for tile in zip(*of_tiles, strict=True)]
+        of_tiles = [repeat(None) if each is None else each.split(self.tokens) for each in columns]
+        of_tile = partial(self._beside_teacher, said) if said else self._of_tile
+        losses = [_again(of_tile, *tile) for tile in zip(*of_tiles, strict=False)]
         if self.by_token:
             return torch.cat(losses)
-        return torch.stack(losses).sum() / ((targets != IGNORED).sum() if items is None else items)
+        found = torch.stack(losses).sum(0)
+        if said:
+            found = said.taken(found)
+        return found / ((targets != IGNORED).sum() if items is None else items)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits of some tokens."""
@@ -81,9 +90,21 @@ class TiledHead(torch.nn.Linear):
         reduction = "none" if self.by_token else "sum"
         return of_tokens(self.logits(hidden), targets, self.terms if self.training else PLAIN, reduction, weighs)
 
+    def _beside_teacher(
+        self,
+        said: Said,
+        hidden: torch.Tensor,
+        targets: torch.Tensor,
+        weights: torch.Tensor | None,
+        *columns: torch.Tensor,
+    ) -> torch.Tensor:
+        return said.sums(self.logits(hidden), targets, weights, *columns)
+
 
 def _tile_loss(model: "PreTrainedModel", tokens: int, by_token: bool, terms: Terms) -> None:
     head = model.get_output_embeddings()
+    if not any(True for _ in head.parameters()):
+        return  # another rank's stage of the pipeline has it
     if type(head) is not torch.nn.Linear:
         raise TypeError(f"its output layer is a {type(head).__name__} and no plain linear one")
     head.__class__, head.tokens, head.by_token, head.terms, head.asked = TiledHead, tokens, by_token, terms, None
@@ -96,9 +117,12 @@ def _ask(model: "PreTrainedModel", _: object, given: MicroBatch) -> None:
     labels, shifted = given.get("labels"), given.get("shift_labels")
     if shifted is None and labels is not None:
         shifted = pad(labels, (0, 1), value=IGNORED)[..., 1:]
+    said = this_process.forward_pass.teacher
     for head in model.get_output_embeddings().modules():
         if isinstance(head, TiledHead):
-            head.asked = None if labels is None else (shifted, given.get("num_items_in_batch"), weights_of_targets())
+            head.asked = (
+                None if labels is None else (shifted, given.get("num_items_in_batch"), weights_of_targets(), said)
+            )
 
 
 def _as_it_is(logits: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
@@ -146,12 +170,12 @@ def check(settings: Settings, config: "PreTrainedConfig") -> None:
     training, section = settings.recipe.training, settings.recipe.model
     loss, mlp = settings.place("tiled_loss"), settings.place("tiled_mlp")
     targets = [] if section.lora_target_modules == "all-linear" else section.lora_target_modules
-    if training.tiled_loss and section.use_peft and any(fits_layer("lm_head", target) for target in targets):
+    if training.loss_tiles and section.use_peft and any(fits_layer("lm_head", target) for target in targets):
         raise UserError(loss, "adapters on lm_head need its logits", "take lm_head out of lora_target_modules")
     if training.tiled_mlp and training.torch_compile:
         raise UserError(mlp, "compiled layers are not computed by tiles", "keep one of the two")
-    for key, place in (("tiled_loss", loss), ("tiled_mlp", mlp)):
-        images, asked = settings.recipe.data.images, getattr(training, key)
+    for key, place, asked in (("tiled_loss", loss, training.loss_tiles), ("tiled_mlp", mlp, training.tiled_mlp)):
+        images = settings.recipe.data.images
         why = _differs(config, key, section.trust_remote_code, images) if asked else ""
         if why:
             raise UserError(place, f"{type(config).__name__} is not computed by tiles: {why}", "leave the key out")

@@ -76,7 +76,7 @@ def reference(settings: Settings, model: torch.nn.Module, device: str) -> Iterat
         with untrained(settings, model, device) as base:
             yield base
     else:
-        other = settings.of_reference(named)
+        other = settings.of_second(named)
         yield load_base(other, weights(other, load_config(other)), half_or_full(other)).eval().to(device)
 
 

@@ -14,7 +14,8 @@ from .model_section import ModelSection
 from .section import Section
 
 ANSWERS, PAIRS, JUDGED = "answers", "pairs", "judged"  # what a row holds
-SFT, REWARD, ADAPTERS_OFF, MODEL = "sft", "reward", "adapters_off", "model"
+ACCURACY, DIVERGENCE = "eval_rewards/accuracies", "eval_divergence"
+SFT, REWARD, DISTILL, ADAPTERS_OFF, MODEL = "sft", "reward", "distill", "adapters_off", "model"
 _OWN = re.compile(r".+\.py:[A-Za-z_]\w*")
 
 
@@ -38,6 +39,11 @@ class Objective(NamedTuple):
     def compares(self) -> bool:
         """Whether answers are compared, and not learned by their tokens."""
         return self.rows != ANSWERS
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Return the held-out figures, beside the loss, by which a checkpoint may be the best."""
+        return (ACCURACY,) if self.rows == PAIRS else (DIVERGENCE,) if "teacher" in self.keys else ()
 
 
 _REFERENCE = ("reference", "precompute_ref_log_probs")
@@ -67,6 +73,13 @@ OBJECTIVES = {
         reference=True,
     ),
     REWARD: Objective("a reward model", PAIRS, scores=True),
+    DISTILL: Objective(
+        "distillation",
+        ANSWERS,
+        ("teacher", "teacher_load_in_4bit", "kd_ratio", "kd_temperature", "loss_type", "beta"),
+        0.5,
+        ("forward_kl", "reverse_kl", "jsd"),
+    ),
 }
 
 
@@ -86,8 +99,9 @@ class ObjectiveKeys(Section):
     """The keys of a recipe's training section that say what is learned."""
 
     objective: Annotated[str, AfterValidator(_objective)] = SFT
-    """sft: answers; dpo, ipo, simpo, orpo: which of two answers is better; kto: answers that are labelled good or bad; reward: a
-    model that scores answers. Or `path/to/file.py:function`, a loss of your own over pairs (docs/preferences.md)."""
+    """sft: answers; distill: answers, and what a teacher says of their tokens; dpo, ipo, simpo, orpo: which of two answers is
+    better; kto: answers that are labelled good or bad; reward: a model that scores answers. Or `path/to/file.py:function`, a loss
+    of your own over pairs (docs/preferences.md)."""
     token_loss: Annotated[str | None, AfterValidator(_function)] = None
     """sft: `path/to/file.py:function` of your own: what training sums in the place of each token's loss (docs/extending.md)."""
     label_smoothing_factor: float = Field(0.0, ge=0, lt=1)
@@ -96,11 +110,35 @@ class ObjectiveKeys(Section):
     """sft: in training, the weight of the square of log Z, the logits' logarithmic sum: it keeps logits small. PaLM: 1e-4."""
     neftune_noise_alpha: float | None = Field(None, gt=0)
     """sft: noise on the embeddings while training (NEFTune, arXiv 2310.05914), by each sample's own length. Usual: 5."""
+    teacher: str | None = None
+    """distill: the model whose probabilities are learned, a directory or a name on the Hub, with the tokens of the trained one
+    (docs/distillation.md)."""
+    teacher_load_in_4bit: bool = False
+    """distill: hold the teacher in 4 bits."""
+    kd_ratio: float = Field(0.5, gt=0, le=1)
+    """distill: the weight of the divergence from the teacher; the rest is that of the cross-entropy."""
+    kd_temperature: float = Field(1.0, gt=0)
+    """distill: what both models' logits are divided by before they are compared. The divergence is multiplied by its square."""
     beta: float | None = Field(None, gt=0)
-    """How much a difference of log-probabilities counts; default: 0.1, for simpo 2.0. orpo: the weight of its odds ratio."""
-    loss_type: Literal["sigmoid", "hinge", "robust", "apo_zero", "apo_down", "kto", "apo_zero_unpaired"] | None = None
+    """How much a difference of log-probabilities counts; default: 0.1, for simpo 2.0. orpo: the weight of its odds ratio.
+    distill: the teacher's share of the mixture that jsd compares with (0.5)."""
+    loss_type: (
+        Literal[
+            "sigmoid",
+            "hinge",
+            "robust",
+            "apo_zero",
+            "apo_down",
+            "kto",
+            "apo_zero_unpaired",
+            "forward_kl",
+            "reverse_kl",
+            "jsd",
+        ]
+        | None
+    ) = None
     """The form of the loss, by TRL's names. dpo: sigmoid (default), hinge, robust, apo_zero, apo_down. kto: kto (default),
-    apo_zero_unpaired."""
+    apo_zero_unpaired. distill: forward_kl (default), reverse_kl, jsd."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
     """dpo: how probably a pair is the wrong way round: robust corrects for it, sigmoid smooths by it (conservative DPO)."""
     simpo_gamma: float = Field(0.5, ge=0)
@@ -109,9 +147,9 @@ class ObjectiveKeys(Section):
     """kto: the weight of good answers."""
     undesirable_weight: float = Field(1.0, gt=0)
     """kto: the weight of bad answers."""
-    metric_for_best_model: Literal["eval_loss", "eval_rewards/accuracies"] = "eval_loss"
-    """Which held-out figure tells the best checkpoint, and when to stop early: the lowest loss, or the highest share of pairs
-    that are the right way round."""
+    metric_for_best_model: Literal["eval_loss", "eval_rewards/accuracies", "eval_divergence"] = "eval_loss"
+    """Which held-out figure tells the best checkpoint, and when to stop early: the lowest loss, the highest share of pairs that
+    are the right way round, or the least divergence from a teacher."""
     reference: str | None = None
     """The model that an answer's log-probability is compared with. model: the weights that training begins with. adapters_off:
     the same, by switching adapters off (default with adapters). Or a directory or a name on the Hub."""
@@ -128,9 +166,6 @@ class OfRecipe(Protocol):
 
     @property
     def training(self) -> ObjectiveKeys: ...
-
-
-ACCURACY = "eval_rewards/accuracies"
 
 
 def to_minimise(metric: str, metrics: Mapping[str, float]) -> float:
@@ -189,16 +224,21 @@ def needs_second_model(recipe: OfRecipe) -> bool:
 
 
 def describe(recipe: OfRecipe) -> dict[str, str]:
-    """Return {"objective": "DPO, loss_type sigmoid, beta 0.1; reference: model, computed before training"}; {} where answers are
-    learned."""
+    """Return {"objective": "DPO, loss_type sigmoid, beta 0.1; reference: model, computed before training"}; {} for SFT."""
     training, reference = recipe.training, reference_of(recipe)
     known = objective_of(training)
-    if not known.compares:
+    if training.objective == SFT:
         return {}
-    words = [known.title]
+    words = [f"{known.title} of {training.teacher}" if training.teacher else known.title]
     loss_type = loss_type_of(training)
     words += [f"loss_type {loss_type}"] if loss_type else []
-    words += [f"beta {beta_of(training):g}"] if "beta" in known.keys else []
+    words += (
+        [f"beta {beta_of(training):g}"]
+        if "beta" in known.keys and loss_type not in ("forward_kl", "reverse_kl")
+        else []
+    )
+    if training.teacher:
+        words += [f"temperature {training.kd_temperature:g}", f"weight {training.kd_ratio:g} beside the cross-entropy"]
     when = "computed before training" if precomputes(recipe) else "computed in each step"
     return {"objective": ", ".join(words) + (f"; reference: {reference}, {when}" if reference else "")}
 
@@ -208,12 +248,12 @@ def check(recipe: OfRecipe, place: Callable[[str], str]) -> None:
     training = recipe.training
     name, known = training.objective, objective_of(training)
     for key, info in ObjectiveKeys.model_fields.items():
-        reads = known.keys + (("metric_for_best_model",) if known.rows == PAIRS else ())
-        if key != "objective" and key not in reads and getattr(training, key) != info.default:
-            readers = (
-                ", ".join(name for name, each in OBJECTIVES.items() if key in each.keys) or "objectives over pairs"
-            )
+        if key not in ("objective", "metric_for_best_model", *known.keys) and getattr(training, key) != info.default:
+            readers = ", ".join(name for name, each in OBJECTIVES.items() if key in each.keys)
             raise UserError(place(key), f"objective {name} does not read it", f"remove it; it is read by {readers}")
+    if training.metric_for_best_model not in ("eval_loss", *known.metrics):
+        problem = f"objective {name} has no {training.metric_for_best_model}"
+        raise UserError(place("metric_for_best_model"), problem, f"choose {' or '.join(('eval_loss', *known.metrics))}")
     if training.loss_type and not is_own(name) and training.loss_type not in known.loss_types:
         problem = f"{training.loss_type} is no form of {name}"
         raise UserError(place("loss_type"), problem, f"choose from {', '.join(known.loss_types)}")
@@ -223,6 +263,18 @@ def check(recipe: OfRecipe, place: Callable[[str], str]) -> None:
     if training.loss_type == "robust" and not training.label_smoothing:
         problem = "robust corrects for wrong pairs, and label_smoothing says that there are none"
         raise UserError(place("loss_type"), problem, "set label_smoothing (0.1), or choose sigmoid")
+    if name == DISTILL and training.teacher is None:
+        raise UserError(
+            place("teacher"), "objective distill names no teacher", "name a directory, or a model on the Hub"
+        )
+    if training.beta and loss_type_of(training) in ("forward_kl", "reverse_kl"):
+        raise UserError(
+            place("beta"), f"loss_type {loss_type_of(training)} does not read it", "remove it, or choose jsd"
+        )
+    if loss_type_of(training) == "jsd" and beta_of(training) >= 1:
+        raise UserError(
+            place("beta"), "of a mixture the teacher has a share below 1", "choose 0.5; reverse_kl is its limit at 1"
+        )
     if training.reference == ADAPTERS_OFF and not recipe.model.use_peft:
         problem = "adapters_off, but the recipe trains no adapters (use_peft)"
         raise UserError(place("reference"), problem, "write model, or train adapters")

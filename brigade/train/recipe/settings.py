@@ -46,18 +46,16 @@ class Settings:
         model = self.recipe.model.model_copy(update=values)
         return replace(self, recipe=self.recipe.model_copy(update={"model": model}))
 
-    def of_reference(self, reference: str) -> "Settings":
-        """These settings with the reference as model, without adapters, and not in 4 bits.
+    def of_second(self, named: str, key: str = "reference") -> "Settings":
+        """These settings with the reference or the teacher as model, without adapters, and not in 4 bits.
 
-        reference: objectives.MODEL, a directory or a name on the Hub, whose errors then name the key `reference`
+        named: objectives.MODEL, a directory or a name on the Hub, whose errors then name the `key`
         """
         whole = self.with_model(use_peft=False, load_in_4bit=False)
-        if reference == MODEL:
+        if named == MODEL:
             return whole
-        sources = self.sources | {"model_name_or_path": self.place("reference")}
-        return replace(
-            whole.with_model(model_name_or_path=reference, revision=None, from_scratch=False), sources=sources
-        )
+        sources = self.sources | dict.fromkeys(("model_name_or_path", "tokenizer_name_or_path"), self.place(key))
+        return replace(whole.with_model(model_name_or_path=named, revision=None, from_scratch=False), sources=sources)
 
     @property
     def before_proofs(self) -> Recipe:

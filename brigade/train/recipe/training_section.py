@@ -163,6 +163,11 @@ class TrainingSection(ObjectiveKeys):
     """Processes per rank that fetch and collate micro-batches ahead. auto: 2 beside a GPU; none on a CPU, whose cores compute."""
 
     @property
+    def loss_tiles(self) -> int | Literal["auto"] | None:
+        """Tokens in a tile of the loss; None: the logits of a micro-batch are whole. Beside a teacher they never are."""
+        return self.tiled_loss or ("auto" if self.teacher else None)
+
+    @property
     def recomputation(self) -> Recomputation:
         """What the backward pass computes again, and where that waits."""
         return recomputation(self.activation_checkpointing)

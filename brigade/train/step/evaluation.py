@@ -19,6 +19,7 @@ from ..data.store import IGNORED, Samples
 from ..distributed import heartbeat, ranks
 from ..distributed.process import this_process
 from ..engines.engine import Engine
+from ..loss.distillation import Distillation
 from ..loss.preferences import Preferences
 from ..recipe.objectives import ACCURACY, objective_of, to_minimise
 from ..run.directory import Run
@@ -46,6 +47,7 @@ class EvaluatingTrainer(HookedTrainer):
     looks_as: tuple[int, int]
     control: Any
     preferences: Preferences | None
+    distillation: Distillation | None
     data: Prepared
 
     @abstractmethod
@@ -76,9 +78,9 @@ class EvaluatingTrainer(HookedTrainer):
         """Mean cross-entropy in nats per supervised token, and its exponential, each held-out sample used once.
 
         `eval_loss` and `eval_perplexity` are over all tokens of all sources; with several sources each has its own,
-        `eval_NAME_loss` and `eval_NAME_perplexity`. Sums stay on the device until the end and are then exchanged once,
-        in float64 where the device has it, so world size and batch size do not show in the result. Where an objective compares
-        answers: what Preferences.held_out() says.
+        `eval_NAME_loss` and `eval_NAME_perplexity`. Beside a teacher `eval_divergence` is the mean divergence from it. Sums
+        stay on the device until the end and are then exchanged once, in float64 where the device has it, so world size and batch
+        size do not show in the result. Where an objective compares answers: what Preferences.held_out() says.
         """
         model, began = self._model_in_use(), time.perf_counter()
         evaluated = sum(map(len, self.eval_dataset.values()))
@@ -87,25 +89,31 @@ class EvaluatingTrainer(HookedTrainer):
             return compared | {"eval_samples": evaluated, "eval_runtime": time.perf_counter() - began}
         device = self.args.device
         sums = torch.zeros(
-            len(self.eval_dataset), 2, device=device, dtype=torch.float32 if device.type == "mps" else torch.float64
+            len(self.eval_dataset), 4, device=device, dtype=torch.float32 if device.type == "mps" else torch.float64
         )
         model.eval()
         with torch.no_grad():
-            for (loss_sum, tokens), samples in zip(sums, self.eval_dataset.values(), strict=True):
+            for (loss_sum, tokens, *apart), samples in zip(sums, self.eval_dataset.values(), strict=True):
                 for inputs in self.eval_loader(samples):
                     inputs = self.to_device(inputs)
                     tokens += (inputs["labels"] != IGNORED).sum()
                     with self.compute_loss_context_manager():
                         loss_sum += self.compute_loss(model, inputs, num_items_in_batch=1)  # 1: a sum, not a mean
+                if self.distillation:
+                    for whole, own in zip(apart, self.distillation.take_held_out(), strict=True):
+                        whole += own
         model.train()
         of_ranks = ranks.gather_all(sums.tolist())
         totals = [[math.fsum(column) for column in zip(*rows, strict=True)] for rows in zip(*of_ranks, strict=True)]
         named = dict(zip(self.eval_dataset, totals, strict=True)) if len(totals) > 1 else {}
         metrics: dict[str, float] = {}
-        for name, (loss, count) in {"": [math.fsum(c) for c in zip(*totals, strict=True)], **named}.items():
+        every = [math.fsum(column) for column in zip(*totals, strict=True)]
+        for name, (loss, count, apart, compared) in {"": every, **named}.items():
             prefix = f"eval_{name}_" if name else "eval_"
             metrics[f"{prefix}loss"] = loss / count
             metrics[f"{prefix}perplexity"] = math.exp(min(loss / count, 700.0))  # 709 overflows
+            if compared:
+                metrics[f"{prefix}divergence"] = apart / compared
         return metrics | {"eval_samples": evaluated, "eval_runtime": time.perf_counter() - began}
 
     def _model_in_use(self) -> PreTrainedModel:

@@ -52,6 +52,7 @@ class PipelineTrainer(Trainer):
         this_process.heartbeat.enter(heartbeat.FORWARD if self.model.training else heartbeat.EVALUATION)
         for feature in self.features:
             feature.before_micro_batch(inputs)
+        inputs = self.distillation.read(inputs) if part.last and self.distillation else inputs
         with self.compute_loss_context_manager(), self.accelerator.autocast():
             output = self.outputs(partial(part.forward, hidden), inputs, supervised)
             if part.last:

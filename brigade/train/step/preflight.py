@@ -76,7 +76,7 @@ def check_strategy(run: Run, config: PreTrainedConfig) -> None:
     check_layer_classes(settings, config, run.strategy)
     packed_samples.check(settings, config, run.kernels.attention)
     supervised_loss.check(settings, config)
-    if settings.recipe.training.tiled_loss or settings.recipe.training.tiled_mlp:
+    if settings.recipe.training.loss_tiles or settings.recipe.training.tiled_mlp:
         tiled.check(settings, config)
     if run.strategy.axes:
         check_axes(run, config)

@@ -12,6 +12,7 @@ from ..checkpoint.manifest import oddity, other_versions
 from ..data import report
 from ..distributed import read_once
 from ..engines import parameter_groups
+from ..loss import distillation
 from ..model import adapter_weights, adapters, new_tokens, packed_samples, parts
 from ..model.location import location
 from ..model.sizes import parameter_count
@@ -52,6 +53,7 @@ def summary(run: Run, trainer: TrainingContext, data: Prepared, checkpoint: Path
         **({} if run.settings.recipe.model.use_peft else _saved(trainer)),
         **_frozen(trainer.model, run.settings.recipe.data.images),
         **objectives.describe(run.settings.recipe),
+        **distillation.describe(run),
         "data": report.figures(data, run.settings.recipe.data, computed, run.batch, trainer.collate.layout.squares),
         **report.lines(data),
         "ranks": f"world size {world.size} on {counted(world.hosts, 'host')}, by {world.launcher}, "

@@ -20,7 +20,7 @@ from ...errors import UserError
 from .. import upstream
 from ..checkpoint import compatibility, manifest, states
 from ..data.answers import ANSWERS
-from ..data.collate import ABOUT, REAL, WEIGHTS, Inputs, MicroBatch, WithFiller, drawn, on_device
+from ..data.collate import ABOUT, REAL, TEACHER, WEIGHTS, Inputs, MicroBatch, WithFiller, drawn, on_device
 from ..data.sampling import GlobalBatches, Loader, StreamBatches
 from ..distributed import heartbeat, ranks
 from ..distributed.process import this_process
@@ -28,6 +28,7 @@ from ..engines import parameter_groups, resharding
 from ..engines.engine import Engine
 from ..local.elastic_steps import replica_of
 from ..loss import own_loss
+from ..loss.distillation import Distillation
 from ..loss.preferences import Preferences
 from ..loss.router_loss import RouterLoss
 from ..model import base_files, packed_samples, processor_files, sample_by_sample
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from ..data.store import Samples
 
 
-NOT_FOR_MODELS = (ABOUT, REAL, WEIGHTS, ANSWERS, tower.TOWER)  # keys of a micro-batch
+NOT_FOR_MODELS = (ABOUT, REAL, WEIGHTS, TEACHER, ANSWERS, tower.TOWER)  # keys of a micro-batch
 
 
 class Trainer(EvaluatingTrainer):
@@ -77,6 +78,7 @@ class Trainer(EvaluatingTrainer):
     router_loss: RouterLoss | None = None
     router_bias: RouterBias | None = None
     preferences: Preferences | None = None
+    distillation: Distillation | None = None
     weights: str  # the directory that the model was loaded from
     options: Mapping[str, Any] = {}
 
@@ -133,6 +135,8 @@ class Trainer(EvaluatingTrainer):
             model.config.pad_token_id = tokenizer.pad_token_id  # by which a classifier finds the last token
         if objective.compares:
             self.preferences = Preferences(self)
+        if training.teacher:
+            self.distillation = Distillation(self)
         self.processor_files = processor_files.read(run.settings)
         engine.attach(self)
         self._set_up_batches(marks=bool(experts or self.router_loss or self.router_bias))
@@ -151,7 +155,7 @@ class Trainer(EvaluatingTrainer):
         self.agreement = Agreement(self) if run.world.size > 1 else None
         self.stopping, self.replica = Stopping(run, self.meter), replica_of(self)
         offered = run.offers.callbacks(run, self.meter, model.config, trained)
-        learns = [self.nonfinite, *experts, self.router_loss, self.router_bias, self.preferences]
+        learns = [self.nonfinite, *experts, self.router_loss, self.router_bias, self.preferences, self.distillation]
         keeps = [self.agreement, self.checkpoints]
         self.features = features.attach(self, list(filter(None, learns)), list(filter(None, keeps)), offered)
 
@@ -310,6 +314,7 @@ class Trainer(EvaluatingTrainer):
         In training, with the routers' loss where it is asked for, and times the ranks over which the engine averages gradients.
         Without a cache: with one, the second sample of a sequence would see the first.
         """
+        inputs = self.distillation.read(inputs) if self.distillation else inputs
         outputs = self.outputs(model, inputs, num_items_in_batch)
         this_process.heartbeat.enter(heartbeat.BACKWARD if self.model.training else heartbeat.EVALUATION)
         loss = outputs.loss
@@ -323,14 +328,14 @@ class Trainer(EvaluatingTrainer):
     def outputs(
         self, model: PreTrainedModel, inputs: Inputs, num_items_in_batch: torch.Tensor | int | None
     ) -> ModelOutput:
-        """Return what a forward pass over a micro-batch gives, of the model or of a part of it."""
+        """Return what a forward pass over a micro-batch gives, of the model, of a part of it, or of a second one."""
         about, made, weights = inputs.get(ABOUT), inputs.get(tower.TOWER), inputs.get(WEIGHTS)
+        said = inputs.get(TEACHER)
         inputs = {key: value for key, value in inputs.items() if key not in NOT_FOR_MODELS} | dict(self.options)
-        with this_process.forward_pass.told(about and about.end_to_end, made, weights):
+        with this_process.forward_pass.told(about and about.end_to_end, made, weights, said):
             if self.sample_boundaries == packed_samples.MASKS and "attention_mask" not in inputs:
-                inputs["attention_mask"] = packed_samples.masks(
-                    self.model.config, inputs["position_ids"], self.model.dtype
-                )
+                masked = model if isinstance(model, PreTrainedModel) else self.model  # and no wrapper or part of it
+                inputs["attention_mask"] = packed_samples.masks(masked.config, inputs["position_ids"], masked.dtype)
             return model(**inputs, use_cache=False, num_items_in_batch=num_items_in_batch)
 
     def token_losses(self, inputs: Inputs) -> torch.Tensor:

@@ -123,7 +123,7 @@ def check(strategy: Strategy, settings: Settings, world: World) -> None:
             problem = f"{key} is set, but use_peft is false: all weights would be trained"
             raise UserError(settings.place(key), problem, "set use_peft: true, or leave the key out")
     facts = {**training.model_dump(), "method": method_of(model), "kind": strategy.kind}
-    facts |= dict.fromkeys(strategy.axes.used, True) | {"tiled_loss": bool(training.tiled_loss)}
+    facts |= dict.fromkeys(strategy.axes.used, True) | {"tiled_loss": bool(training.loss_tiles)}
     adds = training.label_smoothing_factor or training.z_loss_coef or training.token_loss
     facts |= {"neftune": bool(training.neftune_noise_alpha), "loss_terms": bool(adds)}
     facts |= {"weights": settings.recipe.data.weighs_samples}

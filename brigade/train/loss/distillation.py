@@ -1,0 +1,214 @@
+"""Distillation: of each supervised token the model learns what a teacher says of all words, and not only which one comes.
+
+The teacher reads each micro-batch before the model does, up to its last hidden states. What it says of a word is computed from
+these in the tile of tokens in which the model's own loss is (tiled.py): neither model's logits ever exist whole.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, distributed
+from torch.nn.functional import linear
+
+from ...errors import UserError
+from .. import upstream
+from ..data.answers import samples_of
+from ..data.collate import TEACHER, Inputs
+from ..data.store import MicroBatch, TokenSequence
+from ..distributed.process import this_process
+from ..engines.engine import StepContext
+from ..model import load, packed_samples, trial
+from ..model.location import load_config
+from ..model.sizes import empty_model, half_or_full, parameter_count
+from ..model.tokenizer import load_tokenizer
+from ..recipe.settings import Settings
+from ..run.directory import Run
+from ..run.hooks import Feature
+from . import divergence, second_model
+from .divergence import Said
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+BY_TEXT = "let the teacher answer, and train with objective: sft on its answers"
+
+
+class Passing(torch.nn.Linear):
+    """The output layer of a teacher, which hands on what it is given."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return linear(hidden.to(self.weight.dtype), self.weight, self.bias)
+
+
+class Distillation(Feature):
+    """Tells the output layer of the model what the teacher says, and counts how far the two are apart.
+
+    sums: whether the model was in training -> sums over tokens of the cross-entropy, the divergence and their weights, since they
+        were last taken: (3,)
+    before: those of training before the current step
+    """
+
+    model: "PreTrainedModel | None" = None
+    head: Passing
+
+    def __init__(self, trainer: StepContext) -> None:
+        self.trainer, self.settings = trainer, trainer.run.settings
+        self.options = divergence.Options.of(self.settings.recipe.training)
+        nothing = torch.zeros(3, dtype=torch.float64, device=trainer.args.device)
+        self.sums = {True: nothing, False: nothing.clone()}
+        self.before = nothing
+
+    def begin(self, checkpoint: Path | None) -> None:
+        this_process.timeline.enter("teacher")
+
+        def prepare(model: "PreTrainedModel", *_: object) -> "PreTrainedModel":
+            self.head = pass_on(model)
+            return model
+
+        settings = of_teacher(self.settings)
+        self.model = second_model.load_frozen(self.trainer, settings, prepare, lambda model: {*self.head.parameters()})
+
+    # ---- a micro-batch -----------------------------------------------------------------------------------------------
+    @torch.no_grad()
+    def read(self, inputs: Inputs) -> MicroBatch:
+        """Return the micro-batch with what the teacher says of it."""
+        trainer, asked = self.trainer, {key: value for key, value in inputs.items() if "labels" not in key}
+        assert self.model is not None
+        with trainer.compute_loss_context_manager(), trainer.accelerator.autocast():
+            hidden = trainer.outputs(self.model, asked, None).logits
+        return {**inputs, TEACHER: Said((hidden.flatten(0, -2),), self._of_tile, self._taken)}
+
+    def _of_tile(self, logits: Tensor, targets: Tensor, weights: Tensor | None, hidden: Tensor) -> Tensor:
+        with torch.no_grad():
+            words = min(logits.shape[-1], self.head.weight.shape[0])
+            known = (self.head.logits(hidden)[:, :words].float() / self.options.temperature).log_softmax(-1)
+        return divergence.sums(self.options, logits, targets, weights, known)
+
+    def _taken(self, sums: Tensor) -> Tensor:
+        training = self.trainer.model.training
+        self.sums[training] += sums.detach()
+        crossed, apart, _ = sums
+        return (1 - self.options.ratio) * crossed + self.options.ratio * apart if training else crossed
+
+    # ---- figures -----------------------------------------------------------------------------------------------------
+    def before_step(self) -> None:
+        self.before = self.sums[True].clone()
+
+    def forget_step(self) -> None:
+        self.sums[True] = self.before
+
+    def add_figures(self, logs: dict[str, float], step: int) -> None:
+        """divergence, cross_entropy: means over the supervised tokens since the last entry"""
+        sums = self._take(True)
+        if distributed.is_initialized():
+            distributed.all_reduce(sums)
+        crossed, apart, tokens = sums.tolist()
+        if tokens:
+            logs |= {"divergence": apart / tokens, "cross_entropy": crossed / tokens}
+
+    def take_held_out(self) -> Tensor:
+        """Return this rank's sums of the divergence and of tokens over the held-out samples since it was last asked: (2,)"""
+        return self._take(False)[1:]
+
+    def _take(self, training: bool) -> Tensor:
+        sums, self.sums[training] = self.sums[training], torch.zeros_like(self.sums[training])
+        return sums
+
+
+def of_teacher(settings: Settings) -> Settings:
+    """Return the settings by which the teacher is loaded."""
+    training = settings.recipe.training
+    named = settings.of_second(str(training.teacher), "teacher")
+    return named.with_model(load_in_4bit=training.teacher_load_in_4bit, tokenizer_name_or_path=None)
+
+
+def describe(run: Run) -> dict[str, str]:
+    """Return {"teacher": "Qwen/Qwen3-8B, 8,190,735,360 parameters in bf16, sharded over 8 ranks"}; {} where there is none."""
+    if not run.settings.recipe.training.teacher:
+        return {}
+    named = of_teacher(run.settings)
+    with upstream.without_zero3():  # which all ranks would have to build it with
+        count = parameter_count(empty_model(named, load_config(named)))
+    in_4bit = named.recipe.model.load_in_4bit
+    bits = "4 bits" if in_4bit else str(half_or_full(run.settings)).removeprefix("torch.")
+    where = f"sharded over {run.world.size} ranks" if second_model.is_sharded(run, in_4bit) else "whole on each rank"
+    if run.strategy.axes.stages > 1:
+        where += " with the last stage"
+    return {"teacher": f"{named.recipe.model.model_name_or_path}, {count:,} parameters in {bits}, {where}"}
+
+
+@torch.inference_mode()
+def held_out_divergence(settings: Settings, model: "PreTrainedModel", sequences: Sequence[TokenSequence]) -> float:
+    """Return the mean divergence of a saved model from its teacher over the supervised tokens of sequences, in nats times the
+    square of the temperature: each sample by itself, by both models' own forward passes."""
+    named, options = of_teacher(settings), divergence.Options.of(settings.recipe.training)
+    teacher = (
+        load.load_base(named, load.weights(named, load_config(named)), half_or_full(settings)).eval().to(model.device)
+    )
+    total = torch.zeros(3, dtype=torch.float64)
+    for sample in (sample for sequence in sequences for sample in samples_of(sequence)):
+        ids = torch.from_numpy(sample["input_ids"].astype("int64"))[None].to(model.device)
+        own, other = (each(input_ids=ids, use_cache=False).logits[0, :-1].float() for each in (model, teacher))
+        known = (other[:, : own.shape[-1]] / options.temperature).log_softmax(-1)
+        targets = torch.from_numpy(sample["labels"])[1:].to(model.device)
+        total += divergence.sums(options, own, targets, None, known).cpu()
+    return float(total[1] / total[2])
+
+
+def pass_on(model: "PreTrainedModel") -> Passing:
+    """Let a model return its last hidden states in the place of its logits, and return its output layer, which makes them."""
+    head = model.get_output_embeddings()
+    if type(head) is not torch.nn.Linear:
+        raise TypeError(f"its output layer is a {type(head).__name__} and no plain linear one")
+    head.__class__ = Passing
+    return cast(Passing, head)
+
+
+# ---- what cannot be --------------------------------------------------------------------------------------------------
+def check(run: Run, config: "PreTrainedConfig") -> None:
+    """Raise UserError where the teacher cannot teach the model of this config: it has other tokens, keeps samples apart in
+    another way, or changes what its output layer gives."""
+    settings, place, named = run.settings, run.settings.place("teacher"), of_teacher(run.settings)
+    theirs = load_config(named)
+    _check_tokens(settings, named, config, theirs)
+    trusts, how = settings.recipe.model.trust_remote_code, run.kernels.attention
+    ways = [packed_samples.method_of(each, how, trusts)[0] for each in (config, theirs)]
+    if ways[0] != ways[1]:
+        problem = f"with the attention {how} it keeps the samples of a micro-batch apart by {ways[1]}, and the model by {ways[0]}"
+        raise UserError(place, problem, f"name another teacher, or {BY_TEXT}")
+    why = _other_logits(theirs, trusts)
+    if why:
+        raise UserError(place, f"{type(theirs).__name__}: {why}", f"name another teacher, or {BY_TEXT}")
+
+
+def _check_tokens(settings: Settings, named: Settings, config: "PreTrainedConfig", theirs: "PreTrainedConfig") -> None:
+    """Raise UserError where a token is not the same one to both models. Their vocabularies may end with unused rows."""
+    rows = [each.get_text_config().vocab_size for each in (config, theirs)]
+    ours, other = (load_tokenizer(each, count).get_vocab() for each, count in zip((settings, named), rows, strict=True))
+    differing = [token for token in ours.keys() | other.keys() if ours.get(token) != other.get(token)]
+    if differing:
+        token = min(differing, key=lambda each: ours.get(each, len(ours)))
+        numbers = " and ".join(str(each.get(token, "missing")) for each in (other, ours))
+        problem = (
+            f"{len(differing):,} tokens differ: {token!r} is {numbers} in the teacher's tokenizer and in the model's"
+        )
+        raise UserError(settings.place("teacher"), problem, f"name a teacher with the same tokens, or {BY_TEXT}")
+
+
+def _other_logits(config: "PreTrainedConfig", trust_remote_code: bool) -> str:
+    """Return why the logits of this config's model are not what its output layer makes of its hidden states, "" where they are: a
+    tiny random one is tried."""
+
+    def ask() -> str:
+        model, tokens = trial.tiny_model(config, trust_remote_code=trust_remote_code), torch.arange(7, 23)[None]
+        with torch.inference_mode():
+            wanted = model(input_ids=tokens, use_cache=False).logits
+            found = pass_on(model).logits(model(input_ids=tokens, use_cache=False).logits)
+        return "" if torch.allclose(found, wanted, rtol=1e-4, atol=1e-5) else "it changes what its output layer gives"
+
+    return trial.why_not(ask)

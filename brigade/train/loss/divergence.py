@@ -1,0 +1,77 @@
+"""How far a model's probabilities of the next token are from a teacher's."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..data.store import IGNORED
+from ..recipe.objectives import beta_of, loss_type_of
+from ..recipe.training_section import TrainingSection
+
+
+class Options(NamedTuple):
+    """What a recipe says of its divergence. form: loss_type; beta: the teacher's share of jsd's mixture
+    temperature: what logits are divided by; ratio: the divergence's weight in the loss, beside the cross-entropy's 1 - ratio"""
+
+    form: str
+    beta: float
+    temperature: float
+    ratio: float
+
+    @classmethod
+    def of(cls, training: TrainingSection) -> "Options":
+        return cls(loss_type_of(training), beta_of(training), training.kd_temperature, training.kd_ratio)
+
+
+class Said(NamedTuple):
+    """What a teacher says of the targets of a micro-batch.
+
+    columns: tensors of (targets, ...); sums: of a tile's logits, targets, weights and columns, as sums() gives them
+    taken: makes of the sums over all tiles the micro-batch's part of the loss
+    """
+
+    columns: tuple[Tensor, ...]
+    sums: Callable[..., Tensor]
+    taken: Callable[[Tensor], Tensor]
+
+
+def between(teacher: Tensor, student: Tensor, form: str, beta: float) -> Tensor:
+    """Return the divergence of each token, in nats: (tokens,).
+
+    teacher p, student q: log-probabilities of each word, (tokens, words) in fp32
+    forward_kl: KL(p || q) (Hinton et al. 2015, arXiv 1503.02531, section 2, less the teacher's entropy)
+    reverse_kl: KL(q || p) (Gu et al. 2024, arXiv 2306.08543, section 2.1)
+    jsd: beta KL(p || m) + (1 - beta) KL(q || m), m being beta p + (1 - beta) q (Agarwal et al. 2024, arXiv 2306.13649, section 2)
+    """
+    if form == "forward_kl":
+        return _kl(teacher, student)
+    if form == "reverse_kl":
+        return _kl(student, teacher)
+    mixed = torch.logaddexp(teacher + math.log(beta), student + math.log1p(-beta))
+    return beta * _kl(teacher, mixed) + (1 - beta) * _kl(student, mixed)
+
+
+def _kl(one: Tensor, other: Tensor) -> Tensor:
+    return (one.exp() * (one - other)).sum(-1)
+
+
+def sums(options: Options, logits: Tensor, targets: Tensor, weights: Tensor | None, teacher: Tensor) -> Tensor:
+    """Return sums over supervised tokens, (3,) in fp32: of the cross-entropy, of the divergence times the temperature's
+    square (by which its gradients keep their size: Hinton et al., section 2), and of the tokens' weights.
+
+    logits: of the student, (tokens, its words); targets: (tokens,); weights: fp32 (tokens,); None: all weigh 1
+    teacher: its log-probabilities at that temperature, fp32 (tokens, words that both have)
+    """
+    logits, words, temperature = logits.float(), teacher.shape[-1], options.temperature
+    own = logits.log_softmax(-1)
+    crossed = -own.gather(-1, targets.clamp(min=0)[:, None])[:, 0]
+    if temperature != 1 or words != logits.shape[-1]:
+        own = (logits[:, :words] / temperature).log_softmax(-1)
+    apart = temperature**2 * between(teacher, own, options.form, options.beta)
+    counted = (targets != IGNORED).float()
+    if weights is not None:
+        counted = counted * weights
+    return torch.stack([(crossed * counted).sum(), (apart * counted).sum(), counted.sum()])

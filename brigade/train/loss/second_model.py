@@ -1,0 +1,103 @@
+"""A second model beside the one that is trained, a reference or a teacher: frozen, in half precision where the run computes so.
+
+Where the strategy shards weights, FSDP2 shards these layer by layer over all ranks, beside DeepSpeed's engine too: forward passes
+need nothing else of it. Elsewhere each rank has them whole.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ...errors import UserError
+from .. import upstream
+from ..model import adapter_weights, adapters, base_weights, load, sample_by_sample
+from ..model.location import load_config
+from ..model.sizes import half_or_full
+from ..recipe.objectives import MODEL
+from ..recipe.settings import Settings
+from ..run.directory import Run
+from ..upstream import fsdp2
+from . import own_loss
+
+if TYPE_CHECKING:  # seconds, and preflight imports this module for check()
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from ..engines.engine import StepContext
+
+SHARDED = ("zero3", "fsdp2", "hsdp")  # kinds of strategies
+
+
+def is_sharded(run: Run, in_4bit: bool) -> bool:
+    """Whether a second model is sharded over all ranks. In 4 bits it is whole on each, for it has few bytes."""
+    return run.strategy.kind in SHARDED and run.world.size > 1 and not in_4bit
+
+
+def check(run: Run, reference: str, config: "PreTrainedConfig") -> None:
+    """Raise UserError where a second model reads other tokens than the trained one.
+
+    config: of the trained model
+    """
+    place = run.settings.place("reference")
+    other = load_config(run.settings.of_second(reference))
+    kinds = [(each.model_type, each.get_text_config().vocab_size) for each in (other, config)]
+    if kinds[0] != kinds[1]:
+        theirs, ours = (f"{kind} with {tokens:,} tokens" for kind, tokens in kinds)
+        cure = "name one of the same architecture: the same token ids go to both"
+        raise UserError(place, f"the reference is {theirs}, and the model {ours}", cure)
+
+
+def load_reference(trainer: "StepContext", reference: str) -> "PreTrainedModel | None":
+    """Return the reference on this rank's device, ready for forward passes. A collective.
+
+    reference: MODEL, a directory or a name on the Hub. MODEL has the adapters that the run goes on with, as they begin, and is in
+    4 bits where the run's base is.
+    """
+    run = trainer.run
+    settings = run.settings.of_second(reference)
+    goes_on = adapter_weights.find(run.settings) if reference == MODEL else None
+    settings = settings.with_model(load_in_4bit=goes_on is not None and run.settings.recipe.model.load_in_4bit)
+
+    def prepare(model: "PreTrainedModel", source: str, dtype: "torch.dtype") -> "PreTrainedModel":
+        own_loss.apply(model, run.settings)
+        if goes_on:
+            model = adapters.wrap(model, run.settings, source)
+            adapter_weights.load(model, goes_on)
+            for parameter in adapter_weights.trained(model).values():  # shards are of one dtype
+                parameter.data = parameter.data.to(dtype)
+        return model
+
+    return load_frozen(trainer, settings, prepare)
+
+
+def load_frozen(
+    trainer: "StepContext",
+    settings: Settings,
+    prepare: Callable[["PreTrainedModel", str, "torch.dtype"], "PreTrainedModel"],
+    whole: Callable[["PreTrainedModel"], set["torch.nn.Parameter"]] = lambda model: set(),
+) -> "PreTrainedModel | None":
+    """Return the model of these settings on this rank's device, ready for forward passes; None on ranks without the output layer
+    of the trained one. A collective.
+
+    prepare: what is made of it (model, where its weights came from, its dtype) before it is sharded
+    whole: returns the weights that each rank keeps whole
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    run, device, dtype = trainer.run, trainer.args.device, half_or_full(trainer.run.settings)
+    source = load.weights(settings, load_config(settings))
+    if not trainer.engine.has_head:
+        base_weights.check_finite(None, source)  # as the ranks that load it do together
+        return None
+    with upstream.without_zero3(), fsdp2.every_rank_loads():
+        model = load.load_model(settings, source, dtype, run.kernels.attention, **trainer.engine.where())
+        model = prepare(model, source, dtype)
+    model.requires_grad_(False).eval()
+    sample_by_sample.divide(model)
+    if not is_sharded(run, settings.recipe.model.load_in_4bit):
+        return model.to(device)
+    mesh, kept = init_device_mesh(device.type, (run.world.size,)), whole(model)
+    for module in list(model.modules()):
+        if type(module).__name__ in upstream.layer_classes(model):
+            fully_shard(module, mesh=mesh)
+    return fully_shard(model, mesh=mesh, reshard_after_forward=True, ignored_params=kept).to(device)

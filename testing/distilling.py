@@ -1,0 +1,191 @@
+"""Runs that distil a teacher, and a plain loop over two models of Transformers that they are compared with.
+
+The loop shares no code with brigade. Each sample is tokenised and read by itself, without padding, in fp32 and without dropout;
+divergences are torch.distributions'. A step's loss is the mean over its supervised tokens.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributions import Categorical, kl_divergence
+from transformers import PreTrainedTokenizerFast
+
+from brigade.train.strategy.axes import Axes
+
+from . import axes, axes_sequence, parity, plain_preferences, preferences, runs
+from .command_line import as_flags
+from .plain_preferences import Tokens, tokens_of
+
+STEPS, BATCH, MAX_LENGTH = 4, 8, 44
+MODEL, MIXTURE, TEACHER = (
+    "llama",
+    "qwen3_moe",
+    "teacher",
+)  # directories; the teacher is a wider llama with unused rows at its end
+UNUSED = 5
+FIGURES = ("loss", "grad_norm", "divergence", "cross_entropy")
+# Name -> keys of a recipe, and a rate at which the loss moves.
+FORMS: dict[str, dict[str, Any]] = {
+    "forward": {"learning_rate": 0.3},
+    "reverse": {"loss_type": "reverse_kl", "learning_rate": 0.3},
+    "jsd": {"loss_type": "jsd", "beta": 0.3, "learning_rate": 0.5},
+    "warm": {"kd_temperature": 2.0, "kd_ratio": 1.0, "learning_rate": 0.1},
+    "half": {"learning_rate": 0.3, "bf16": True},
+}
+STRATEGIES: dict[str, list[str]] = {
+    "single": [],
+    **parity.STRATEGIES,
+    **axes.STRATEGIES,
+    "ddp_pp2": axes.flags(Axes(stages=2), "ddp"),
+    "zero1_pp2": axes.flags(Axes(stages=2), "zero1"),
+    **{f"{kind}_sp2": axes_sequence.strategy(kind, 2, 2) for kind in ("ddp", "zero3", "fsdp2")},
+    "fsdp2_ep2": axes.flags(Axes(experts=2), "fsdp2"),
+}
+VARIANTS: dict[str, list[str]] = {
+    "": [],
+    "packed": ["--packing", "true", "--global_batch_size", "32"],
+    "padded": ["--padding_free", "false"],
+    "tiles": ["--tiled_loss", "7"],
+    "LoRA": ["--use_peft", "true"],
+    "recomputed": ["--activation_checkpointing", "true"],
+    "4 bits": ["--teacher_load_in_4bit", "true"],
+}
+
+
+class Case(NamedTuple):
+    """One run. form: of FORMS; strategy: of STRATEGIES; variant: of VARIANTS"""
+
+    form: str
+    strategy: str = "single"
+    ranks: int = 1
+    variant: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.form}, {self.strategy} on {self.ranks}" + (f", {self.variant}" if self.variant else "")
+
+    @property
+    def model(self) -> str:
+        return MIXTURE if self.strategy == "fsdp2_ep2" else MODEL
+
+    def run(self, folder: Path) -> dict[str, Any]:
+        """Return this case for testing.runs."""
+        keys = FORMS[self.form] | {"model_name_or_path": str(folder / self.model), "teacher": str(folder / TEACHER)}
+        flags = ["--recipe", str(folder / "distill.yaml"), *as_flags(**keys)]
+        flags += ["--per_device_train_batch_size", "3" if self.ranks < 3 else "2"]
+        flags += [
+            *STRATEGIES[self.strategy],
+            *VARIANTS[self.variant],
+            "--output_dir",
+            str(folder / "outputs" / str(self)),
+        ]
+        return {"name": str(self), "ranks": self.ranks, "group": "", "flags": flags}
+
+
+def rows_of() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Return the rows that are trained on, and those held out."""
+    return tuple(  # type: ignore[return-value]
+        [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows]
+        for rows in preferences.rows_of("sigmoid")
+    )
+
+
+def write_inputs(folder: Path) -> None:
+    """Write the models, rows and the recipe that all cases share."""
+    from transformers import AutoModelForCausalLM
+
+    if (folder / TEACHER).exists():
+        return
+    for name in (MODEL, MIXTURE, TEACHER):
+        runs.write_model(folder / name, "llama-wide" if name == TEACHER else name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        teacher = AutoModelForCausalLM.from_pretrained(folder / TEACHER, dtype=torch.float32)
+        teacher.resize_token_embeddings(teacher.config.vocab_size + UNUSED, mean_resizing=False)
+        for parameter in teacher.parameters():
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    teacher.save_pretrained(folder / TEACHER)
+    for name, rows in zip(("train", "heldout"), rows_of(), strict=True):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = {
+        "data": {
+            "chat_template": "none", "max_length": MAX_LENGTH, "train_file": str(folder / "train.jsonl"),
+            "validation_file": str(folder / "heldout.jsonl"),
+        },
+        "training": {
+            "objective": "distill", "global_batch_size": BATCH, "max_steps": STEPS, "optim": "sgd",
+            "lr_scheduler_type": "constant", "max_grad_norm": 0, "eval_steps": STEPS, "eval_answers": 0, "save_steps": None,
+            "report_to": [], "report_page": False, "seed": 0, "per_device_eval_batch_size": 2,
+        },
+    }  # fmt: skip
+    (folder / "distill.yaml").write_text(json.dumps(recipe))  # JSON is YAML
+
+
+def run_cases(folder: Path, cases: list[Case]) -> dict[Case, list[dict[str, Any]]]:
+    """Return what each case logged. Raises RuntimeError where one fails."""
+    write_inputs(folder)
+    return preferences.run_groups(folder, {case: case.run(folder) for case in cases})
+
+
+# ---- the plain loop --------------------------------------------------------------------------------------------------
+def plain(
+    folder: Path, form: str, model: str = MODEL, batch: int = BATCH
+) -> tuple[list[dict[str, float]], dict[str, float]]:
+    """Return what a plain loop says of each step, before its update, and of the held-out rows at its end."""
+    keys = {"kd_ratio": 0.5, "kd_temperature": 1.0, "loss_type": "forward_kl", "beta": 0.5} | FORMS[form]
+    student, teacher = (plain_preferences.load(folder / name, "sft") for name in (model, TEACHER))
+    words = PreTrainedTokenizerFast.from_pretrained(folder / model)
+    trained, held_out = (
+        [tokens_of(words, row["prompt"], row["completion"], MAX_LENGTH) for row in rows] for rows in rows_of()
+    )
+    optimizer = torch.optim.SGD(student.parameters(), keys["learning_rate"])
+    history = []
+    order = plain_preferences.Keys(global_batch_size=batch, max_steps=STEPS)
+    for items in plain_preferences.steps(len(trained), order):
+        said = _means(student, teacher, [trained[item] for item in items], keys)
+        norm = plain_preferences.norm_of(student)
+        optimizer.step()
+        optimizer.zero_grad()
+        history.append(said | {"grad_norm": float(norm)})
+    with torch.no_grad():
+        said = _means(student, teacher, held_out, keys)
+    return history, {"loss": said["cross_entropy"], "divergence": said["divergence"]}
+
+
+def _means(student: Any, teacher: Any, samples: list[Tokens], keys: dict[str, Any]) -> dict[str, float]:
+    """Return means over the supervised tokens of samples. Where gradients are on, the loss's are added to the student's."""
+    count, ratio = sum(sample.end - sample.first for sample in samples), keys["kd_ratio"]
+    figures = []
+    for sample in samples:
+        ids = torch.tensor([sample.ids])
+        at = slice(sample.first - 1, sample.end - 1)
+        own = student(input_ids=ids, use_cache=False).logits[0, at].double()
+        with torch.no_grad():
+            other = teacher(input_ids=ids, use_cache=False).logits[0, at, : own.shape[-1]].double()
+        crossed = torch.nn.functional.cross_entropy(own, ids[0, sample.first : sample.end], reduction="sum")
+        warm = keys["kd_temperature"]
+        apart = warm**2 * _divergence(Categorical(logits=other / warm), Categorical(logits=own / warm), keys).sum()
+        loss = ((1 - ratio) * crossed + ratio * apart) / count
+        if loss.requires_grad:
+            loss.backward()
+        figures.append([float(loss.detach()), float(apart.detach()) / count, float(crossed.detach()) / count])
+    return dict(zip(("loss", "divergence", "cross_entropy"), map(math.fsum, zip(*figures, strict=True)), strict=True))
+
+
+def _divergence(teacher: Categorical, student: Categorical, keys: dict[str, Any]) -> torch.Tensor:
+    if keys["loss_type"] == "forward_kl":
+        return kl_divergence(teacher, student)
+    if keys["loss_type"] == "reverse_kl":
+        return kl_divergence(student, teacher)
+    share = keys["beta"]
+    mixture = Categorical(probs=share * teacher.probs + (1 - share) * student.probs)
+    return share * kl_divergence(teacher, mixture) + (1 - share) * kl_divergence(student, mixture)
+
+
+def worst(own: list[dict[str, Any]], other: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the largest relative difference of each of FIGURES over all steps. Raises ValueError for another number of steps."""
+    if len(own) != len(other):
+        raise ValueError(f"{len(own)} steps, where {len(other)} were expected")
+    return {key: max(abs(a[key] - b[key]) / abs(b[key]) for a, b in zip(own, other, strict=True)) for key in FIGURES}

@@ -1,0 +1,79 @@
+"""A model that learns from a teacher has under every strategy the losses of a plain loop over two models."""
+
+import functools
+
+import pytest
+
+from testing import distilling, marks, preferences
+from testing.distilling import BATCH, Case, worst
+from testing.preferences import TRAINED
+
+TOLERANCE = 1e-5  # relative
+QUICK = [Case("forward", "fsdp2", 2), Case("reverse", "zero3", 2)]
+SLOW = [
+    *(Case(form) for form in ("jsd", "warm")),
+    *(Case("forward", variant=variant) for variant in ("packed", "padded", "tiles", "recomputed")),
+    *(Case("forward", strategy, 2) for strategy in ("ddp", "zero2", "ddp_pp2", "zero3_sp2", "fsdp2_ep2")),
+    *(Case("forward", strategy, 4) for strategy in ("hsdp", "fsdp2_tp2")),
+]
+MATRIX = [
+    *(Case("forward", strategy, 2) for strategy in ("zero1", "zero1_pp2", "ddp_sp2", "fsdp2_sp2", "ddp_tp2")),
+    *(Case(form, strategy, 3) for form in ("forward", "reverse", "jsd", "warm")
+      for strategy in ("ddp", "zero2", "zero3", "fsdp2")),
+    *(Case("forward", strategy, 2, variant) for strategy in ("zero3", "fsdp2") for variant in ("packed", "padded", "recomputed")),
+]  # fmt: skip
+# What a plain loop does not compute is that of one process.
+ADAPTED = [Case("forward", strategy, 2, "LoRA") for strategy in ("ddp", "zero3", "fsdp2")]
+QUANTISED = Case("forward", "fsdp2", 2, "4 bits")
+BY_NAME = {str(case): case for case in [*QUICK, *SLOW, *MATRIX, *ADAPTED, QUANTISED]}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("distilling")
+
+
+@pytest.fixture(scope="module")
+def logs(folder, asked_for):
+    asked = [BY_NAME[name] for name in sorted(asked_for("name") | asked_for("alone"))]
+    alone = {Case("forward", variant=BY_NAME[name].variant) for name in asked_for("alone")}
+    return distilling.run_cases(folder, [*asked, *sorted(alone)])
+
+
+@pytest.fixture(scope="module")
+def plain(folder):
+    return functools.cache(functools.partial(distilling.plain, folder))
+
+
+def differences(case, logs, plain):
+    steps, held_out = plain(case.form, case.model, TRAINED if case.variant == "packed" else BATCH)
+    own = preferences.held_out_of(logs[case])
+    apart = {f"eval_{key}": abs(own[key] - value) / value for key, value in held_out.items()}
+    return worst(preferences.steps_of(logs[case]), steps) | apart
+
+
+@pytest.mark.parametrize("name", marks.named(QUICK, SLOW, MATRIX))
+def test_losses_and_gradients_are_those_of_a_plain_loop_over_two_models(name, logs, plain):
+    found = differences(BY_NAME[name], logs, plain)
+    assert all(difference <= TOLERANCE for difference in found.values()), found
+
+
+@pytest.mark.parametrize("alone", marks.named([], ADAPTED[1:], [ADAPTED[0], QUANTISED]))
+def test_adapters_and_a_teacher_in_4_bits_learn_what_one_process_does(alone, logs):
+    case = BY_NAME[alone]
+    of_one = logs[Case("forward", variant=case.variant)]
+    found = worst(preferences.steps_of(logs[case]), preferences.steps_of(of_one))
+    assert all(difference <= TOLERANCE for difference in found.values()), found
+
+
+@pytest.mark.cases(name=str(QUICK[0]))
+def test_a_teacher_that_reads_another_sample_is_caught(logs, plain, folder, monkeypatch):
+    """The comparison sees a teacher whose tokens are shifted by one."""
+    sound = distilling.Categorical
+
+    def shifted(**given):
+        return sound(**{key: value if value.requires_grad else value.roll(1, 0) for key, value in given.items()})
+
+    monkeypatch.setattr(distilling, "Categorical", shifted)
+    steps, _ = distilling.plain(folder, QUICK[0].form)
+    assert worst(preferences.steps_of(logs[QUICK[0]]), steps)["divergence"] > 100 * TOLERANCE
