@@ -148,7 +148,7 @@ def keeps_no_fp32(row: Mapping[str, str]) -> bool:
 
 
 def in_fp32_under_autocast(row: Mapping[str, str], engine: str, method: str) -> bool:
-    """Return whether frozen weights that are not in four bits are in fp32. Raises Inexpressible where they, or what autocast reads, are sharded."""
+    """Return whether frozen weights not in four bits are in fp32. Raises Inexpressible where autocast reads sharded ones."""
     text = told(row, "precision")
     if method == "qlora" and re.search(r"rest of (the base|it) in fp32", text):
         return True
