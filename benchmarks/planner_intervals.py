@@ -126,8 +126,10 @@ def _as_wide_as_needed(
 def groups(what: str) -> dict[str, Group]:
     """Return the groups by name of "memory", what torch allocates; "device", what it reserves, or nvidia-smi shows; or "time".
 
-    Memory is of train.py's engines. Under `unseen` are the rows of all that have too few sources, and what is promised there: see
-    never_seen."""
+    Memory is of train.py's engines, and what a device shows of rows to which no constant was fitted: nearly all others were, and
+    say too little of the next one. Under `unseen` are the rows of all that have too few sources, and what is promised there: see
+    never_seen.
+    """
     rows: dict[str, Rows] = defaultdict(list)
     if what == "time":
         new = [(run, speed_error(run, {})) for run in strangers() if run.speed]
@@ -136,8 +138,9 @@ def groups(what: str) -> dict[str, Group]:
             if run.healthy:
                 rows[time_group(run.job, hardware.gpu(run.job.gpu))].append((run, 1 / error))
     else:
+        fitted = {run.name for run in runs()} if what == "device" else {}
         for run in measured(what):
-            if run.job.engine in conventions.ENGINES:
+            if run.job.engine in conventions.ENGINES and run.name not in fitted:
                 rows[memory_group(run.job)].append((run, memory_error(run)))
     found = {name: grouped(members) for name, members in sorted(rows.items())}
     unseen = never_seen(found)

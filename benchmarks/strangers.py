@@ -74,7 +74,7 @@ def at_first_sight() -> str:
         known = [
             (run, first_sight()[run.name]) for run in strangers() if getattr(run, what) and run.name in first_sight()
         ]
-        for number in ("1", "2"):
+        for number in sorted({row["round"] for _, row in known}):
             of = [(run, row) for run, row in known if row["round"] == number]
             off = spread(float(row[column]) / getattr(run, what) for run, row in of)
             held = sum(

@@ -104,10 +104,14 @@ def _(job: PublishedJob) -> Division:
 def _(job: PublishedJob, psi: float) -> float:
     if job.method != "qlora":
         return float(own(stages.frozen_bytes)(job, psi)) * (2 if job.fp32_base else 1)
+    whole = _never_in_four_bits(job)
+    return (4 if job.fp32_base else 2) * whole + CONSTANTS.nf4_bytes * (psi - whole)
+
+
+def _never_in_four_bits(job: PublishedJob) -> float:
     s = job.shape
     experts = 0 if job.linear_experts else s.moe_layers * s.experts * s.expert
-    whole = (s.embedding + s.head + experts) / job.tensor / job.pipeline
-    return 2 * whole + CONSTANTS.nf4_bytes * (psi - whole)
+    return (s.embedding + s.head + experts) / job.tensor / job.pipeline
 
 
 # ---- memory ------------------------------------------------------------------------------------------------------
@@ -197,7 +201,8 @@ def _(job: PublishedJob, stage: Stage) -> float:
         # Autocast keeps no copy of a weight that has no gradient (ATen/autocast_mode.cpp: cached_cast), so each product's 16-bit
         # copy stays with what the product keeps for the backward pass: of a layer that is computed again, or of all.
         layers = stage.parameters - stage.embedding
-        found += 2 * layers / (max(stage.layers, 1) if job.checkpointing == "full" else 1)
+        layer = layers / (max(stage.layers, 1) if job.checkpointing == "full" else 1)
+        found += 2 * (stage.head if job.method == "qlora" else layer)
     if job.stage >= 2 and job.accumulation > 1 and full:
         found += job.whole_gradients * stage.parameters
     if engine.listed and job.stage >= 3:
@@ -223,6 +228,9 @@ def _(job: PublishedJob) -> float:
 
 @reserved.marked_bytes.register
 def _(job: PublishedJob) -> float:
+    if job.fp32_base and job.method == "qlora":
+        # The 16-bit weights that prepare_model_for_kbit_training has cast to fp32 leave their blocks to what comes and goes.
+        return max(0.0, 2 * _never_in_four_bits(job) - max(map(reserved.moving_bytes, memory.moments(job))))
     return float(own(reserved.marked_bytes)(job)) if job.ulysses else 0.0
 
 

@@ -72,6 +72,8 @@ LOSSES: Words[str] = (
     (r"chunk\w*.?nll|chunk\w* loss (incl\w*\.?|with) (the )?(lm.?)?head|tiled.?(loss|logits|ce\b|cross)", "tiled"),
     (r"chunk", "chunked"), (r"fused.?(ce\b|cross)", "kernel"),
 )  # fmt: skip
+# What stays there through the backward pass, because a loop of a framework's own holds what the model gave.
+HELD: Words[str] = ((r"logits in fp32, which the caller holds", "held"), (r"the caller holds the outputs", "full"))
 FUSED_KERNELS: Words[Kernels] = (
     (r"compile", FUSED | {"experts"}), (r"liger", FUSED), (r"fused.?(rms)?norm|apex", frozenset(("norm",))),
     (r"fused.?(rope|rotary)", frozenset(("rotary",))), (r"fused.?(swiglu|geglu|mlp)", frozenset(("mlp",))),
@@ -146,8 +148,10 @@ def keeps_no_fp32(row: Mapping[str, str]) -> bool:
 
 
 def in_fp32_under_autocast(row: Mapping[str, str], engine: str, method: str) -> bool:
-    """Return whether frozen weights are in fp32. Raises Inexpressible where they, or what autocast reads, are sharded."""
+    """Return whether frozen weights not in four bits are in fp32. Raises Inexpressible where autocast reads sharded ones."""
     text = told(row, "precision")
+    if method == "qlora" and re.search(r"rest of (the base|it) in fp32", text):
+        return True
     if not re.search(r"(over|on) (weights in )?fp32|(weights|base|model) (is |are |stays? |loaded )*in fp32", text):
         return False
     if method == "full" and not re.search(r"\b(amp|autocast)\b", text):

@@ -27,6 +27,7 @@ from .job import ENGINES, PublishedJob
 from .parse_columns import (
     ATTENTIONS,
     FUSED_KERNELS,
+    HELD,
     LOSSES,
     Inexpressible,
     adapters_of,
@@ -137,6 +138,7 @@ def job_of_row(row: Mapping[str, str]) -> PublishedJob:
         usual = "unfused" if traits["engine"].startswith("megatron") else "full"
     elif "compile" in kernels and not unfused:
         usual = "online" if re.search(ONLINE, framework) else "compiled"
+    usual = first(HELD, told(row, "notes"), usual)
     loss = usual if unfused else first(LOSSES, text, usual)
     if loss == "kernel" and re.search(r"transformers 4\.([0-3]\d|4[0-5])\b", framework):
         loss = "upcast"

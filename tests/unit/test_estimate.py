@@ -223,7 +223,7 @@ def test_what_nvidia_smi_shows_has_an_interval_of_its_own():
         assert low < found.shown_gib <= high <= found.gpu.memory_gib
     wide = replace(found, gpu=replace(found.gpu, memory_gib=10 * found.gpu.memory_gib))
     assert wide.reserved_gib == pytest.approx(reserved_with_room(wide.job) / GIB)
-    assert [end / wide.shown_gib for end in wide.shown_interval()] == pytest.approx(factors("device", "unseen"))
+    assert [end / wide.shown_gib for end in wide.shown_interval()] == pytest.approx(factors("device", "on the GPU"))
 
 
 def test_deepspeed_has_intervals_of_its_own():

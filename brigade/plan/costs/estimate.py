@@ -143,11 +143,8 @@ class Estimate:
         return self.allocated_gib * low, self.allocated_gib * high
 
     def shown_interval(self) -> tuple[float, float]:
-        """Return the 80 % interval of the GiB that nvidia-smi shows, at most what the card has.
-
-        It is that of what is seen first: nearly all rows that say so have had constants read off them.
-        """
-        low, high = factors("device", "unseen")
+        """Return the 80 % interval of the GiB that nvidia-smi shows, at most what the card has."""
+        low, high = factors("device", memory_group(self.job))
         return self.shown_gib * low, max(self.shown_gib, min(self.shown_gib * high, self.gpu.memory_gib))
 
     def time_interval(self) -> tuple[float, float]:

@@ -302,13 +302,22 @@ def _notes(result: Estimate) -> Iterator[str]:
         yield f"not measured: a step takes {longer} s if one card of each host does all the work. {goals.MEASURE}"
     for what, group in {"memory": memory_group(job), "time": time_group(job, result.gpu)}.items():
         if unseen(what, group):
-            few = f"{what} unseen: fewer than five sources have published such runs ({group})"
+            few = f"{what} unseen: fewer than five sources have published such runs ({_in_words(group)})"
             yield f"{few}, so its interval is that of what is seen first"
     if not result.gpu.seen:
         yield f"the {kind} is known only by its data sheet: {result.gpu.source}"
     if factors := calibration.factors(kind):
         said = ", ".join(f"{name} {factor}" for name, factor in factors.items())
         yield f"measured on your {kind}, and counted in: {said} ({calibration.where()})"
+
+
+def _in_words(group: str) -> str:
+    """Return `DeepSpeed over a network that is only named` of the group `zero, named`."""
+    of, _, network = group.partition(", ")
+    over = {"": "", "inside a host": " inside a host"}.get(
+        network, f" over a network that is {'only ' * (network == 'named')}{network}"
+    )
+    return {"zero": "DeepSpeed", "fsdp2": "FSDP2", "ddp": "DDP", "stages": "pipelines"}.get(of, of) + over
 
 
 def axes_line(result: Estimate) -> str:
