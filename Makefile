@@ -20,7 +20,7 @@ DEMO_RANKS = $(shell $(BIN)/python -c "import torch; print(1 if torch.cuda.devic
 DEMO_BF16 = $(shell $(BIN)/python -c "import torch; cpu = torch.cpu.get_capabilities(); gpu = torch.cuda.is_available(); \
 	print(torch.cuda.is_bf16_supported(False) if gpu else cpu.get('avx512_bf16') or cpu.get('amx_bf16') or False)")
 
-.PHONY: help setup tools kernels demo skypilot llama_cpp vllm lm_eval triton s3_server test test-half test-all test-matrix test-cluster test-gpu soak lint audit clean
+.PHONY: help setup tools kernels demo skypilot llama_cpp vllm lm_eval triton s3_server test test-half test-all test-matrix test-versions test-cluster test-gpu soak lint audit clean
 help:
 	@echo "make setup   create $(VENV) from requirements.txt, with the demo's model"
 	@echo "make tools   add what tests and lint need, from requirements-dev.txt; make test and make lint do so"
@@ -30,6 +30,7 @@ help:
 	@echo "make test-half      what computes in half precision, as on a processor without instructions for it"
 	@echo "make test-all       further cases that need no root"
 	@echo "make test-matrix    every combination of an axis, a strategy and a model, and as root on clusters; no part of CI"
+	@echo "make test-versions  other versions over $(VENV), which stays as it is: SPEC=\"transformers==5.24.0\"; five minutes"
 	@echo "make test-cluster   tests of several hosts, which are network namespaces, as root (docs/launching.md)"
 	@echo "make test-gpu       what this host's GPUs run, how right and how fast: 20 minutes; WHEELS=DIR without a network (docs/gpu.md)"
 	@echo "make soak    a run struck by a fault every 60 to 90 s: MINUTES=30 SEED=0, as root; it takes twice that long"
@@ -129,6 +130,12 @@ test-all: kernels tools skypilot llama_cpp vllm lm_eval triton s3_server
 test-matrix: kernels tools vllm lm_eval s3_server
 	$(PYTEST) tests/ranks tests/serving tests/unit -m matrix
 	[ "$$(id -u)" != 0 ] || $(PYTEST) -n $(CLUSTERS) --dist loadgroup tests/cluster -m matrix
+
+# What another version of a package changes, before an upgrade (CONTRIBUTING.md).
+SPEC ?=
+test-versions: kernels tools
+	@test -n "$(SPEC)" || { echo 'error: no SPEC. cure: make test-versions SPEC="transformers==5.24.0", or several packages' >&2; exit 2; }
+	$(BIN)/python -m benchmarks.golden $(SPEC)
 
 # Clusters side by side: their tests wait more than they compute. Whichever is free takes the next test.
 CLUSTERS ?= 3

@@ -1,21 +1,21 @@
 """Every strategy gives the losses and gradient norms of a single process.
 
     python -m benchmarks.parity                     # all strategies x world sizes x accumulation -> docs/evidence/parity.md
-    python -m benchmarks.parity --revision 99ef201e # the cases of one and two processes here and there, to the last bit
+    python -m benchmarks.parity --revision main     # the runs of testing/golden.py here and there, to the last bit
 
 The cases are those of testing/parity.py; those of one world size share one process group. The reference is one process without
-any engine. --revision tells whether a change that should change nothing has changed a loss: the older code runs in a checkout of
-its own, in this environment.
+any engine. --revision tells whether a change that should change nothing has changed a figure: the older code runs in a checkout
+of its own, in this environment.
 """
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks import golden
 from benchmarks.pages import EVIDENCE, markdown, where, write
 from testing.parity import ACCUMULATIONS, WORLD_SIZES, cases, reference_of, references, worst
 from testing.runs import LONG, run_cases
@@ -32,44 +32,19 @@ def table(results: dict[int, dict[str, Any]], reference: dict[str, Any], accumul
     return markdown(["strategy", "world size", "accumulation", "loss", "gradient norm", "held-out loss"], lines)
 
 
-# Runs in either checkout, with that checkout's own testing/.
-OF_ONE_AND_TWO = """
-import json, sys
-from pathlib import Path
-from testing.parity import cases, references
-from testing.runs import run_cases
-folder = Path(sys.argv[1])
-found = run_cases(1, references(), folder / "1") | run_cases(2, cases(2, (1, 2)), folder / "2")
-(folder / "figures.json").write_text(json.dumps(found))
-"""
-
-
-def figures_of(checkout: Path, folder: Path) -> dict[str, Any]:
-    """Run the cases of one and two processes in a checkout: name -> {"loss", "grad_norm", "eval_loss"}, a list each."""
-    folder.mkdir()
-    subprocess.run([sys.executable, "-c", OF_ONE_AND_TWO, str(folder)], cwd=checkout, check=True)
-    return json.loads((folder / "figures.json").read_text())
-
-
 def compare_with(revision: str) -> int:
-    """Print which cases are the same to the last bit at this revision and here. Returns 0 where all are, else 1."""
+    """Print which runs of testing/golden.py are not the same to the last bit at this revision and here. Returns 0 where all are,
+    else 1."""
     with tempfile.TemporaryDirectory() as folder:
         then = Path(folder) / "then"
         subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(then), revision], check=True)
         try:
-            before = figures_of(then, Path(folder) / "before")
+            before, failed = golden.measure(golden.over(None), checkout=then)
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", str(then)], check=True)
-        now = figures_of(Path.cwd(), Path(folder) / "now")
-    both = sorted(before.keys() & now.keys())
-    changed = [name for name in both if before[name] != now[name]]
-    for name in changed:
-        differences = worst(now[name], before[name])
-        print(f"{name}: " + ", ".join(f"{key} {value:.1e}" for key, value in differences.items()))
-    print(f"{len(both) - len(changed)} of {len(both)} cases are the same to the last bit as at {revision}")
-    if before.keys() != now.keys():
-        print("only in one of the two: " + ", ".join(sorted(before.keys() ^ now.keys())))
-    return 1 if changed else 0
+    if failed:
+        print(f"at {revision} these fail: {', '.join(failed)}")
+    return int(bool(golden.compared(golden.measure(golden.over(None)), before, tolerance=0)))
 
 
 def main() -> None:

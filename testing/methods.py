@@ -23,7 +23,9 @@ STRATEGIES = [name for name in parity.STRATEGIES if name != "hsdp"]  # HSDP take
 
 
 # LoRA and 4-bit weights under all of them; other forms of an adapter where weights are sharded, DoRA also where they are whole.
-UNDER = dict.fromkeys(METHODS, ("zero3", "fsdp2")) | dict.fromkeys(("lora+lamb", "lora+lars"), ("ddp", "fsdp2"))
+UNDER: dict[str, tuple[str, ...]] = {
+    name: ("ddp" if name in ("lora+lamb", "lora+lars") else "zero3", "fsdp2") for name in METHODS
+}
 UNDER |= {
     "lora": tuple(STRATEGIES),
     "qlora": tuple(STRATEGIES),

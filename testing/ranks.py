@@ -159,9 +159,12 @@ def _import_all() -> None:
 
     import brigade.train.upstream.deepspeed_kernels
 
-    ours = pkgutil.walk_packages(brigade.__path__, "brigade.")
-    for name in [*" ".join(LATE).split(), *(each.name for each in ours if each.name.split(".")[1] in OURS.split())]:
-        importlib.import_module(name)
+    for name in " ".join(LATE).split():
+        with contextlib.suppress(ModuleNotFoundError):  # another version has it elsewhere: it is imported late there
+            importlib.import_module(name)
+    for each in pkgutil.walk_packages(brigade.__path__, "brigade."):
+        if each.name.split(".")[1] in OURS.split():
+            importlib.import_module(each.name)
     brigade.train.upstream.deepspeed_kernels.ask_cpu_once()
     cpuinfo.get_cpu_info()  # for all ranks
     conversion_mapping.get_checkpoint_conversion_mapping("llama")  # compiles the 900 patterns of all models

@@ -150,7 +150,7 @@ def _loading(name: str, whole: bool, dora: bool, base: Base, files: list[Path], 
     load = f'model = {auto}.from_pretrained("{name}")'
     reader = "AutoProcessor" if auto == WITH_IMAGES else "AutoTokenizer"
     imports = [f"from transformers import {auto}, {reader}", ""]
-    if not whole and dora:  # transformers 5.23 leaves DoRA's magnitudes out, without a word
+    if not whole and dora:  # Transformers leaves DoRA's magnitudes out, without a word
         imports.insert(0, "from peft import PeftModel")
         load = f'base = {auto}.from_pretrained("{base.name}")\n'
         load += f'model = PeftModel.from_pretrained(base, "{name}")'

@@ -148,7 +148,7 @@ def _report(done: "export.ExportResult", model: "ModelSection", auto: str, why_m
             cure = "load it so, or --merge, to get the run's own losses"
             out.print(f"They were trained on that base in 4 bits: {cure}.")
     load = f'{auto}.from_pretrained("{done.directory}")'
-    if done.base and model.use_dora:  # transformers 5.23 leaves DoRA's magnitudes out, without a word
+    if done.base and model.use_dora:  # Transformers leaves DoRA's magnitudes out, without a word
         load = f'PeftModel.from_pretrained({auto}.from_pretrained("{done.base}"), "{done.directory}")'
     if done.base and auto == card.CLASSIFIER:
         load = f'AutoPeftModelForSequenceClassification.from_pretrained("{done.directory}", num_labels=1)'

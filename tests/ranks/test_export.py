@@ -58,7 +58,7 @@ def export(output, destination, *flags):
 
 
 def loss_of(directory, output, quantized=False):
-    """Held-out loss of what from_pretrained makes of the directory: PEFT's for DoRA, whose magnitudes Transformers 5.23
+    """Held-out loss of what from_pretrained makes of the directory: PEFT's for DoRA, whose magnitudes Transformers
     does not load."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig

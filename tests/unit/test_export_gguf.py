@@ -43,7 +43,7 @@ def test_transformers_reads_the_model_and_the_tokenizer_back(name, tmp_path):
     with torch.inference_mode():
         ids = torch.arange(5, 60)[None]
         torch.testing.assert_close(read(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
-    if name in ("llama-tied", "qwen2"):  # transformers 5.23 has one pre-tokenizer a family, whatever the file names
+    if name in ("llama-tied", "qwen2"):  # Transformers has one pre-tokenizer a family, whatever the file names
         again, tokenizer = (
             AutoTokenizer.from_pretrained(tmp_path, gguf_file="x.gguf"),
             AutoTokenizer.from_pretrained(folder),

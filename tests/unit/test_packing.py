@@ -139,7 +139,7 @@ def gradients(model):
 
 
 def sample_boundaries(model):
-    """Transformers 5.23's GptOssModel makes its masks without position ids (tests/unit/test_isolation.py)."""
+    """Transformers' GptOssModel makes its masks without position ids (tests/unit/test_isolation.py)."""
     return packed_samples.MASKS if model.config.model_type == "gpt_oss" else packed_samples.POSITIONS
 
 

@@ -27,7 +27,7 @@ from testing.routers import passed, rows, trainer_of
 RATE = 0.25
 # Models with a bias of their own kind: of a buffer of the router, of its block, of a parameter, of one in a row, of the 2nd name.
 KINDS = ("deepseek_v3", "glm4_moe", "minimax_m2", "laguna", "ernie4_5_moe", "afmoe")
-NOT_BUILT = {"dots1", "dots3_note", "dots3_note_text"}  # in tiny sizes; Transformers 5.23 cannot build dots1 in any
+NOT_BUILT = {"dots1", "dots3_note", "dots3_note_text"}  # in tiny sizes; Transformers cannot build dots1 in any
 OTHERS = {"lfm2_moe": {"layer_types": ["full_attention"] * 2, "num_dense_layers": 0}}
 
 

@@ -224,6 +224,15 @@ def test_the_pinned_gloo_has_what_we_touch():
     assert {*dir(kind), *dir(kind._Options())} >= OF_GLOO
 
 
+def test_the_experts_of_a_mixture_are_known_by_their_sign():
+    """Without it a run would train as before, and log no expert_balance."""
+    sizes = {"vocab_size": 32, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 4}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "num_hidden_layers": 2}
+    model = transformers.AutoModelForCausalLM.from_config(transformers.Qwen3MoeConfig(**sizes, **experts))
+    found = [name for name, module in model.named_modules() if upstream.are_experts(module)]
+    assert found == [f"model.layers.{number}.mlp.experts" for number in range(2)]
+
+
 def test_peft_imports_bitsandbytes_where_it_is_asked_for(tmp_path, monkeypatch):
     (tmp_path / "bitsandbytes.py").write_text("nn = 'imported'\n")
     peft = peft_layers.import_peft()
@@ -297,9 +306,15 @@ def test_no_other_room_touches_a_private_name_of_another_package():
     assert not {path: names for path, names in strange.items() if names}, "move them to brigade/train/upstream/"
 
 
-def test_comments_name_functions_of_other_packages_and_no_lines_which_move_with_every_release():
-    found = {str(path.relative_to(ROOT)): re.findall(r"\w\.py:\d+", path.read_text()) for path in FILES}
-    assert not {path: lines for path, lines in found.items() if lines}
+# Which releases an index has is data, as are versions in an example of what is printed.
+OF_VERSIONS = ("brigade/train/distributed/torch_build.py", "brigade/train/checkpoint/manifest.py")
+
+
+def test_comments_name_functions_of_other_packages_and_neither_lines_nor_versions_which_move_with_every_release():
+    moving = re.compile(rf"\w\.py:\d+|\b(?:{'|'.join(PACKAGES)})(?:'s)?,? \d+\.\d+", re.IGNORECASE)
+    found = {str(path.relative_to(ROOT)): moving.findall(path.read_text()) for path in FILES}
+    assert {path: words for path, words in found.items() if words}.keys() == {*OF_VERSIONS}
+    assert moving.findall("# transformers 5.23, trainer.py:12; Transformers' own") == ["transformers 5.23", "r.py:12"]
 
 
 def test_our_trainer_overrides_few_methods_of_its_parent_and_private_ones_only_in_the_upstream_room():

@@ -5,7 +5,7 @@ from ..shape.model_shape import CHANNELS, RULE, SPACE
 from .job import Job
 
 # Bytes that go through memory for each number of a weight while DoRA takes the norm of its rows, and those that stand at most.
-# PEFT 0.21.2 (tuners/lora/dora.py) makes B A whole, scales it, adds the weight and takes the norm: in bf16, or in fp32 where
+# PEFT (tuners/lora/dora.py) makes B A whole, scales it, adds the weight and takes the norm: in bf16, or in fp32 where
 # adapters are in fp32, with copies of B A and the weight.
 NORM_MOVED, NORM_STANDS = {False: 14, True: 36}, {False: 6, True: 18}
 

@@ -34,7 +34,7 @@ class Division:
 
         Transformers' plans divide both. Where the two are one weight, train.py's own division leaves it whole
         (train/engines/parallel/tensor.py); AutoTP divides it, unless there are adapters (train/engines/deepspeed_engine.py),
-        and leaves an embedding of its own whole (deepspeed 0.19.8, module_inject/tp_plan_converter.py).
+        and leaves an embedding of its own whole (deepspeed, module_inject/tp_plan_converter.py).
         """
         tensor, auto = self.job.tensor, self.job.deepspeed
         if self.job.shape.tied:

@@ -70,7 +70,7 @@ def copied(job: Job, certain: bool = False) -> float:
     MXFP4 and the experts of a layer, which become one tensor, is made of them one tensor after the other: on the GPU, where it
     stays
     there (Engine.where); under FSDP2 on one rank, which sends the others their shards (train/model/load.py: read_weights); under
-    ZeRO-3 on the first rank of all (transformers 5.23, integrations/deepspeed.py). Four bits are made on the GPU
+    ZeRO-3 on the first rank of all (transformers, integrations/deepspeed.py). Four bits are made on the GPU
     (quantizers/quantizer_bnb_4bit.py). Whole in memory are what DeepSpeed's tensor groups divide later, a second model that is
     sharded, and what DoRA measures, if they are converted. Under ZeRO-3 each rank then copies its shard of what is trained by way
     of the host into one piece (deepspeed/runtime/zero/utils.py: defragment).

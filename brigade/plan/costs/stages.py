@@ -64,7 +64,7 @@ def frozen_bytes(job: Job, psi: float) -> float:
     """Return the bytes of weights under adapters: in bf16, or in linear layers four bits with nested constants (QLoRA).
 
     Experts are no linear layers since Transformers 5: it holds those of a layer in one 3D parameter, and gives bitsandbytes
-    only nn.Linear (transformers 5.23, integrations/bitsandbytes.py: replace_with_bnb_linear). A vision tower and its projector
+    only nn.Linear (transformers, integrations/bitsandbytes.py: replace_with_bnb_linear). A vision tower and its projector
     stay in bf16 too (train/model/load.py: quantization_config).
     """
     if job.method == "full":

@@ -38,7 +38,7 @@ def _sum(one: StateBytesPerRank, other: StateBytesPerRank) -> StateBytesPerRank:
 def _beside_autotp(job: Job, stage: Stage) -> tuple[StateBytesPerRank, float]:
     """Return what stage_states() does, under ZeRO-3 with a tensor group.
 
-    DeepSpeed 0.19.8 has sharded all parameters over all ranks before AutoTP divides some, and those that it leaves whole stay so.
+    DeepSpeed has sharded all parameters over all ranks before AutoTP divides some, and those that it leaves whole stay so.
     They are a sub-group of their own, which is not stepped together with the others.
     """
     n, over_all = job.shard_ranks, job.shard_ranks * job.tensor

@@ -60,7 +60,8 @@ def join(world: World) -> None:
         dist.init_process_group(backend, timeout=RENDEZVOUS_TIMEOUT, **_met())
     finally:
         impatient.cancel()
-    dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
+    # torch's own name for it, which it deprecates where it has the public one.
+    (getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout)(COLLECTIVE_TIMEOUT)
     this_process.agent.note(stage="joined")
     this_process.signals.join(lambda by: _tell_that_it_is_ended(world, by))
 

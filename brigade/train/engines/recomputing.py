@@ -2,7 +2,7 @@
 
 Transformers checkpoints every layer, or every so many-th (modeling_utils.py: activation_checkpointing_enable). What is kept
 selectively is torch's (torch.utils.checkpoint: create_selective_checkpoint_contexts), and so is what waits in host memory:
-Transformers 5.23 asks for page-locked memory also where there is no GPU, and fails.
+Transformers asks for page-locked memory also where there is no GPU, and fails.
 """
 
 from collections.abc import Callable, Iterable, Iterator

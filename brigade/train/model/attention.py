@@ -163,7 +163,7 @@ def register() -> None:
     def know(position_ids: torch.Tensor) -> torch.Tensor | None:
         """Return the number of the sample, within its sequence, that each token belongs to; None where there is only one.
 
-        Transformers 5.23 asks the device in every forward pass whether there are several, and the host waits for the answer.
+        Transformers asks the device in every forward pass whether there are several, and the host waits for the answer.
         """
         several = this_process.forward_pass.end_to_end
         if several is None:

@@ -39,7 +39,7 @@ def load_trained(settings: Settings, directory: Path, **options: object) -> PreT
         base_weights.check(str(directory), trusts, images)
         kind = scores.auto_class(directory, trusts, images)
         return kind.from_pretrained(directory, trust_remote_code=trusts, **options)
-    # Not Transformers' class: transformers 5.23 leaves DoRA's magnitudes out when it loads adapters, without a word.
+    # Not Transformers' class, which leaves DoRA's magnitudes out when it loads adapters, without a word.
     continued.check_saved(settings, directory)
     base = load_base(settings, weights(settings, load_config(settings)), half_or_full(settings))
     try:

@@ -1,7 +1,7 @@
 """Layers that carry a state from token to token compute each sample of a sequence by itself.
 
 Attention learns from positions or masks where a sample begins. A recurrence, or a convolution over tokens, learns it in
-Transformers 5.23 only from GPU kernels, and only in some architectures (flash-linear-attention's `cu_seqlens`). Here such a
+Transformers only from GPU kernels, and only in some architectures (flash-linear-attention's `cu_seqlens`). Here such a
 layer is called once for each group of samples of like lengths: they lie below each other in a batch, padded on the right, for
 in these layers no token changes what comes before it.
 """

@@ -33,7 +33,7 @@ _FIGURES = ("weight_norm", "adam_norm", "trust_ratio")
 
 class _WholeNorms(TorchFunctionMode):
     """Under FSDP2 a parameter is a DTensor and its norm a partial one, which the library's in-place operations refuse
-    (torch 2.13: "in-place operations that require placement changes"). Here a norm is at once that of all shards."""
+    (torch: "in-place operations that require placement changes"). Here a norm is at once that of all shards."""
 
     def __torch_function__(
         self, function: Callable[..., object], types: object, args: tuple[Any, ...] = (), kwargs: Keywords | None = None

@@ -84,7 +84,7 @@ def outputs(config: Document, tied: bool) -> dict[str, int]:
 def uneven_parts(outputs: Mapping[str, int], tensor: int, shards: int) -> tuple[str, str] | None:
     """Why FSDP2 cannot shard over so many ranks what a rank of a tensor group has of such columns: (problem, cure), or None.
 
-    torch 2.13 divides no dimension twice unevenly (placement_types.py: _StridedShard._shard_tensor).
+    torch divides no dimension twice unevenly (placement_types.py: _StridedShard._shard_tensor).
     """
     for name, number in outputs.items():
         if tensor > 1 and number // tensor % shards:

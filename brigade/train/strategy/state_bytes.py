@@ -76,7 +76,7 @@ def model_states(
 
     The base is Rajbhandari et al. 2020 (arXiv 1910.02054, table 1): with P parameters and mixed precision 2P weights,
     2P gradients and 12P optimizer states, of which ZeRO-1, 2 and 3 shard the last, the last two and all.
-    What differs in DeepSpeed 0.19.8 (runtime/zero/), in fp32 training too:
+    What differs in DeepSpeed (runtime/zero/), in fp32 training too:
     - Gradients are accumulated in the weights' precision and copied into fp32 for the step, and the first copy stays until
       the step's end (stage_1_and_2.py: step, stage3.py: _prepare_fp32_grad_for_sub_group): (2 + 4) P/N. ZeRO-3 makes the second
       copy per sub-group.

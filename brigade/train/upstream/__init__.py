@@ -228,7 +228,7 @@ def fix_loaded(model: torch.nn.Module, dequantised: bool = False) -> None:
       `..._blocks`, as MXFP4 does, and no one would find them there (core_model_loading.py: revert_weight_conversion): without
       any, saving takes those of the architecture.
     - Layers: Gemma 3 names one of a text encoder, too, which it does not have, and accelerate looks for each by its name.
-    - On a CPU with AVX512-BF16 bitsandbytes 0.50.2 repacks weights at the first evaluation, and from then on no gradient passes
+    - On a CPU with AVX512-BF16 bitsandbytes repacks weights at the first evaluation, and from then on no gradient passes
       through them (nn/modules.py: Linear4bit.forward: a product without a backward pass).
     """
     if dequantised:

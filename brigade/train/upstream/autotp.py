@@ -137,11 +137,11 @@ def sum_gradients(model: torch.nn.Module, names: Collection[str]) -> None:
 # Transformers' styles of tensor parallelism, and layers that compute with no DTensors.
 def compute_locally(linear: torch.nn.Module) -> None:
     """Let a style hand a layer this rank's values, and take them from it, as it does for quantised weights of its own
-    (transformers 5.23, distributed/tensor_parallel.py: should_use_local_tensors)."""
+    (transformers, distributed/tensor_parallel.py: should_use_local_tensors)."""
     linear._hf_quantized_needs_local_tp = True
 
 
 def give_plan(model: torch.nn.Module, plan: dict[str, str]) -> None:
-    """Say what AutoTP divides, beside the plan of the model's config (deepspeed 0.19.8, runtime/tensor_parallel/config.py:
+    """Say what AutoTP divides, beside the plan of the model's config (deepspeed, runtime/tensor_parallel/config.py:
     _get_hf_tp_plan)."""
     model._tp_plan = plan

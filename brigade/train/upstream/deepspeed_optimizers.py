@@ -43,7 +43,7 @@ def repeat_steps(optimizer: torch.optim.Optimizer) -> None:
 
 
 # ---- states on NVMe -------------------------------------------------------------------------------------------------
-# Resuming optimizer states that ZeRO-3 swapped to NVMe, which DeepSpeed 0.19.8 saves whole and loads in part.
+# Resuming optimizer states that ZeRO-3 swapped to NVMe, which DeepSpeed saves whole and loads in part.
 def restore(engine: DeepSpeedEngine, checkpoint: str) -> None:
     """Complete what engine.load_checkpoint(checkpoint) restored of an optimizer whose states lie on NVMe.
 

@@ -96,7 +96,7 @@ def replace_gate(experts: torch.nn.Module, gate: torch.nn.Module) -> None:
 
 
 def taken_for_experts(model: torch.nn.Module, layers: list[str]) -> set[str]:
-    """Last parts of the names in `layers` that PEFT 0.21.2 takes for the fused experts', wherever such a layer stands: in
+    """Last parts of the names in `layers` that PEFT takes for the fused experts', wherever such a layer stands: in
     DeepSeek-V3 gate_proj, up_proj, down_proj of shared experts and dense layers too (utils/transformers_weight_conversion.py:
     _convert_peft_config_moe). It does so again when it loads adapters, so that none can be kept on these layers."""
     peft = peft_layers.import_peft()
@@ -182,7 +182,7 @@ class RoutingBias:
 def routing_biases(model: torch.nn.Module) -> list[RoutingBias]:
     """Return the routing biases of a model that no engine has wrapped yet, in the order of its layers.
 
-    In all models of Transformers 5.23 that have one, the experts with the largest scores plus bias are chosen.
+    In all models of Transformers that have one, the experts with the largest scores plus bias are chosen.
     """
     modules = dict(model.named_modules())
     return [
@@ -220,7 +220,7 @@ _READ_PAST = re.compile(r"self\.(\w+)\.weight\b")
 
 def beside_mamba(model: torch.nn.Module, layers: list[str]) -> set[str]:
     """Return those last parts of the names in `layers` on which no adapter can be in a model with Mamba's layers, whose kernels
-    read these weights past the module: PEFT 0.21.2 refuses some of them for some models (tuners/tuners_utils.py:
+    read these weights past the module: PEFT refuses some of them for some models (tuners/tuners_utils.py:
     _check_lora_target_modules_mamba), and not for others whose layers hand out_proj's weight to mamba-ssm's function of all
     in one (Bamba, Granite 4's hybrids), nor dt_proj, whose weight Mamba-1's layers multiply themselves (Mamba, Jamba)."""
     peft = peft_layers.import_peft()

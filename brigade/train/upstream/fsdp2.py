@@ -223,7 +223,7 @@ def hold_places(model: torch.nn.Module) -> None:
 class WithoutShards(ParallelismConfig):  # type: ignore[misc]
     """dp_shard_size 1 beside tensor groups: every group holds a whole model.
 
-    Accelerate 1.15.0 refuses more than one such group (parallelism_config.py: __post_init__), and has no FSDP2 where the
+    Accelerate refuses more than one such group (parallelism_config.py: __post_init__), and has no FSDP2 where the
     dimension that shards is not enabled. FSDP2 itself takes a dimension of one rank.
     """
 

@@ -1,6 +1,6 @@
 """Processors of models of images and texts, without the packages that only their videos and sounds need.
 
-Transformers 5.23 builds no processor of Qwen, InternVL, SmolVLM, LLaVA-OneVision or Gemma 4 without torchvision, which wants a
+Transformers builds no processor of Qwen, InternVL, SmolVLM, LLaVA-OneVision or Gemma 4 without torchvision, which wants a
 processor of videos (processing_utils.py: check_argument_for_proper_class). Their images can be computed with PIL, and no video
 is read here. Llama 4's images it computes with torchvision only; llama4_images.py does it with PIL.
 """

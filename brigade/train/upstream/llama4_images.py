@@ -1,4 +1,4 @@
-"""Llama 4's images with PIL: Transformers 5.23 computes them with torchvision only (llama4/image_processing_llama4.py).
+"""Llama 4's images with PIL: Transformers computes them with torchvision only (llama4/image_processing_llama4.py).
 
 Sizes, tiles and roundings to bf16 are those of Transformers' own class. PIL and torchvision round some colours of a scaled image
 differently, by one of 255 (tests/unit/images/test_llama4_images.py compares it with recorded tiles). torchvision is no

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 # ---- names of weights -----------------------------------------------------------------------------------------------
-# Which weight of a model takes a tensor of its files: Transformers renames and fuses tensors while it loads (5.23,
-# core_model_loading.py: convert_and_load_state_dict_in_model).
+# Which weight of a model takes a tensor of its files: Transformers renames and fuses tensors while it loads
+# (core_model_loading.py: convert_and_load_state_dict_in_model).
 def takers(model: PreTrainedModel, names: Iterable[str]) -> dict[str, str | None]:
     """Return name of a tensor -> name of the parameter or buffer that takes it, the first of several; None where none does.
 

@@ -1,6 +1,6 @@
 """torch.distributed.pipelining with micro-batches of different lengths, and without a first pass that looks for shapes.
 
-torch 2.13 takes one shape for all micro-batches of a pipeline, and its public step() cuts one batch into them
+torch takes one shape for all micro-batches of a pipeline, and its public step() cuts one batch into them
 (distributed/pipelining/schedules.py: step, _split_inputs). Ours are ready-made, and each stage knows their shapes from its own
 batches. Buffers are made when something is about to be received, and let go after its backward pass; torch keeps all of them.
 """

@@ -52,7 +52,7 @@ def _hand_on(
 def count_within_samples(model: torch.nn.Module) -> None:
     """Let Llama 4's layers scale a query by its token's position, in whatever row samples lie. Other models stay as they are.
 
-    Transformers 5.23 counts tokens from the beginning of the row (llama4/modeling_llama4.py: Llama4TextAttention), so that a
+    Transformers counts tokens from the beginning of the row (llama4/modeling_llama4.py: Llama4TextAttention), so that a
     sample behind the first 8,192 tokens of a row (floor_scale) would be computed otherwise than by itself.
     model: with its adapters, if it gets some; it is changed in place
     """
@@ -71,7 +71,7 @@ def count_within_samples(model: torch.nn.Module) -> None:
 # ---- masks of images ------------------------------------------------------------------------------------------------
 # Masks in which the tokens of an image see each other, where samples lie end to end.
 #
-# Transformers 5.23 makes the mask of Gemma 3's and 4's layers with a sliding window from functions of positions. The one that
+# Transformers makes the mask of Gemma 3's and 4's layers with a sliding window from functions of positions. The one that
 # knows which image a token belongs to is given the token's position in its sample, not in the sequence
 # (gemma3/modeling_gemma3.py: create_masks_for_vision_model; masking_utils.py: remap_positions_for_packed_sequence). So behind
 # the first sample tokens of an image do not see those of the same image that follow them, and tokens of a text may see what

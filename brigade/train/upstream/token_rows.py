@@ -1,6 +1,6 @@
 """Rows of embeddings that are trained apart (PEFT's trainable_token_indices), on whole and on sharded weights.
 
-PEFT 0.21.2 (tuners/trainable_tokens/layer.py) copies the whole matrix in each forward pass, puts the trained rows into the copy,
+PEFT (tuners/trainable_tokens/layer.py) copies the whole matrix in each forward pass, puts the trained rows into the copy,
 and takes the gradient of all of it. Here the frozen matrix computes as ever, and only what belongs to those rows is replaced: the
 same numbers without the copy, and only the frozen module reads a weight that ZeRO-3 or FSDP2 have sharded.
 """

@@ -1,6 +1,6 @@
 """The private methods of Transformers' Trainer that a run replaces. Each calls a method of ours, whose name says what it is for.
 
-Transformers 5.23 has no event between wrapping the model and the first step, none for gradients before they are clipped, and no
+Transformers has no event between wrapping the model and the first step, none for gradients before they are clipped, and no
 way to write a checkpoint otherwise. Lines are those of its trainer.py.
 """
 

@@ -2,7 +2,7 @@
 
 The public safe_set_* functions set moments only after a first step, for DeepSpeed makes them then; and one parameter after
 another would be swapped in and out. Hence the engine's own maps: stage_1_and_2.py: link_hp_params, stage3.py: grad_position.
-DeepSpeed's way from one number of ranks to another, universal checkpoints, gives in 0.19.8 all sub-groups of ZeRO-3 one tensor
+DeepSpeed's way from one number of ranks to another, universal checkpoints, gives all sub-groups of ZeRO-3 one tensor
 that counts steps, and all parameter groups the first one's weight decay (stage3.py:
 load_hp_checkpoint_state_from_checkpoint_dir_stage3).
 """

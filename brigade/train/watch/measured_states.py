@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 
 from ..upstream import fsdp2
 
-# Attributes of DeepSpeed 0.19.8's ZeRO optimizers (runtime/zero/stage_1_and_2.py and stage3.py) that hold gradients ...
+# Attributes of DeepSpeed's ZeRO optimizers (runtime/zero/stage_1_and_2.py and stage3.py) that hold gradients ...
 _GRADIENTS = (
     "all_grad_tensors",  # ZeRO-1 and 2: accumulated over micro-batches, of whole parameters where a slice cuts them
     "averaged_gradients",  # ZeRO-1, 2 and 3: reduced, and not yet in the optimizer's precision

@@ -3,7 +3,7 @@
 They travel by Transformers' all-to-all (distributed/expert_parallel.py: AllToAllEP), which autograd differentiates: an expert's
 gradient is the sum over the tokens of its whole group. Ranks that hold the same experts, one of each group, shard them as FSDP2
 shards everything else. The experts are divided along dimension 0 and their copies' shards along dimension 1: two divisions of one
-dimension would make torch's _StridedShard, which torch 2.13 cannot distribute unevenly, and which is not a Shard to code that
+dimension would make torch's _StridedShard, which torch cannot distribute unevenly, and which is not a Shard to code that
 asks.
 
 With tensor groups too, each expert stays whole: the ranks of a tensor group have the same tokens, and each sends a part of them.
@@ -172,7 +172,7 @@ def _average(experts: torch.nn.Module, ranks: Groups) -> None:
     """Make gradients the means over all batches, as those of the layers around are.
 
     A rank's gradient of its experts is already a sum over its group's batches, and FSDP2 reduces it only over the ranks with the
-    same experts. A divisor other than their number would go to NCCL as PREMUL_SUM, which up to torch 2.13 makes bf16 zero
+    same experts. A divisor other than their number would go to NCCL as PREMUL_SUM, which in some releases makes bf16 zero
     (pytorch/pytorch#190747): so sum, and divide afterwards. A single shard reduces nothing, but divides too.
     """
     experts.set_gradient_divide_factor(float(ranks.averaged_over))

@@ -1,6 +1,6 @@
 """What a tower is told of the grids of its images' patches, made with the micro-batch and not in the tower's forward pass.
 
-Transformers 5.23 makes it there (vision_utils.py) from a tensor on the device that says how many patches each image has, and the
+Transformers makes it there (vision_utils.py) from a tensor on the device that says how many patches each image has, and the
 host waits for a dozen answers, and for three more in each layer: the lengths by which attention is divided. The tower takes what
 is made here, by the names of its own keyword arguments, as if its model had handed it on. The model itself would hand it on to
 the language model, too, and engines would move to the device what is read on the host.
