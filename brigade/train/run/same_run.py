@@ -13,8 +13,9 @@ from ...errors.tables import Fields
 from ..distributed import stop
 from ..host import files
 from ..recipe.files import another_output, read_yaml
-from ..recipe.schema import computed, difference, recorded
+from ..recipe.schema import BY_MEMORY, computed, difference, recorded
 from ..recipe.settings import Settings
+from ..recipe.training_section import TrainingSection
 from ..strategy import Strategy
 from ..strategy.axes import without
 from . import owner
@@ -66,6 +67,12 @@ def another_run(
         trees.append(tree)
     other = difference(*trees)
     return other and "{} is {!r} there and {!r} here".format(*other), None
+
+
+def began_with(key: str, old: Fields) -> object:
+    """The value that a run.yaml has for a key of BY_MEMORY. A version that decided none wrote `auto` for what takes the least."""
+    value = (old.get("training") or {}).get(key, TrainingSection.model_fields[key].default)
+    return BY_MEMORY[key] if value == "auto" else value
 
 
 def move_aside(here: Path, owned: owner.Owned) -> tuple[owner.Owned, Path]:
