@@ -90,8 +90,8 @@ def move_aside(here: Path, owned: owner.Owned) -> tuple[owner.Owned, Path]:
 
 
 def kept(lengthened: str, resized: bool, record: Path, marker: Path) -> Fields:
-    """What run.yaml keeps when a run continues: why its memory was used so, what was measured, until it has measured anew, and how
-    it was lengthened, each time with the success that it had been. lengthened, resized: as Run has them"""
+    """What run.yaml keeps when a run continues: why its memory was used so, what was measured, until it has measured anew, and
+    how it was lengthened, each time with the success that it had been. lengthened, resized: as Run has them"""
     old = (read_yaml(record).get("run") or {}) if record.exists() else {}
     kept = {key: old[key] for key in ("prediction", "promise", "decided", "lengthened") if key in old}
     if lengthened and (resized or not record.exists()):
