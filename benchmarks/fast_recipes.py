@@ -85,5 +85,9 @@ def tables() -> dict[str, str]:
     return {"recipes": markdown(head, lines)}
 
 
+def main(argv: list[str] | None = None) -> int:
+    return command(PAGE, tables, str(__doc__), argv)
+
+
 if __name__ == "__main__":
-    raise SystemExit(command(PAGE, tables, __doc__ or ""))
+    raise SystemExit(main())

@@ -34,6 +34,8 @@ def start(tmp_path_factory):
         "--bf16",
         "--per_device_train_batch_size",
         "2",
+        "--save_steps",
+        "1",
     ]
     common += [word for key in KEYS for word in (f"--{key}", "auto")]
 
