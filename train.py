@@ -86,6 +86,8 @@ def main(argv: list[str] | None = None, callbacks: tuple[Any, ...] = ()) -> Any:
         steps.check_host(settings, strategy, world)
     steps.check_gpus_differ(world)
     offered = offers(world)
+    timeline.enter("memory")
+    settings = steps.settle_memory(settings, strategy, batch, world, config, opened, offered)
     timeline.enter("kernels")
     proofs = steps.prove_kernels(settings, strategy, world, config, offered)
     settings = settings.with_training(**proofs.values)

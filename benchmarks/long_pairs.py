@@ -30,7 +30,7 @@ KEYS = {
     "max_steps": STEPS,
     "global_batch_size": 1,
     "per_device_train_batch_size": 1,
-    "tiled_loss": "auto",
+    "tiled_loss": True,
     "activation_checkpointing": "true",
     **MOVED,
 }

@@ -47,7 +47,7 @@ def _of_the_planner(world: World) -> Fields:
     from .plan import runs
 
     runs.leave_aside_a_broken_calibration(world)
-    names = ("rows_that_fit", "peak_tflops", "what_fits", "fails_to_load", "callbacks")
+    names = ("rows_that_fit", "fastest_that_fits", "peak_tflops", "what_fits", "fails_to_load", "callbacks")
     return {name: getattr(runs, name) for name in names}
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from brigade.plan.choice.job_of_run import NotCovered, job_of_run, largest_fit
+from brigade.plan.choice.fit import largest_fit
+from brigade.plan.choice.job_of_run import NotCovered, job_of_run
 from brigade.plan.choice.job_record import record
 from brigade.plan.hardware import gpu
 from brigade.train.recipe import flags
@@ -34,7 +35,7 @@ def test_a_run_s_axes_are_its_job_s():
     assert found.axes == Axes(tensor=2, stages=2)
     fsdp2 = Strategy("fsdp2", "fsdp2", "", fsdp={"fsdp_version": 2}, axes=Axes(sequence=4))
     assert of_run(fsdp2).loss == "released"
-    found = of_run(fsdp2, words=["--tiled_loss", "auto"])
+    found = of_run(fsdp2, words=["--tiled_loss", "true"])
     assert (found.data, found.context, found.loss, found.tokens_per_step) == (2, 4, "tiled", 16 * found.sequence)
     assert yaml.safe_load(yaml.safe_dump(record(found)))["context"] == 4
 
@@ -45,7 +46,7 @@ def test_a_run_s_axes_are_its_job_s():
         "stage": 3, "offload_param": {"device": "cpu"}}}), [], "offload under pipeline 2"),
     (Strategy("ddp", "ddp", "", axes=Axes(sequence=8)), ["--attn_implementation", "eager"], "eager attention under sequence 8"),
     (Strategy("ddp", "ddp", "", axes=Axes(tensor=5)), [], "and 5 do not 32"),
-    (Strategy("ddp", "ddp", ""), ["--tiled_loss", "64"], "tiles of tiled_loss: auto"),
+    (Strategy("ddp", "ddp", ""), ["--tiled_loss", "64"], "tiles of tiled_loss: true"),
     (Strategy("ddp", "ddp", ""), ["--tiled_mlp", "64"], "MLPs in tiles of tiled_mlp: auto"),
     (Strategy("ddp", "ddp", "", axes=Axes(tensor=2)), ["--tiled_mlp", "auto"], "MLPs in tiles under tensor 2"),
 ])  # fmt: skip

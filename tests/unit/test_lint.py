@@ -131,7 +131,7 @@ PAIRS = str(ROOT / "tests/data/preferences/pairs.jsonl")
     ("sft", {"beta": 0.2}, "recipe-invalid", "training.beta"),
     ("dpo", {"loss_type": "kto"}, "recipe-invalid", "training.loss_type"),
     ("dpo", {"sync_every": 10}, "recipe-strategy", "training.sync_every"),
-    ("reward", {"tiled_loss": "auto"}, "recipe-strategy", "training.tiled_loss"),
+    ("reward", {"tiled_loss": True}, "recipe-strategy", "training.tiled_loss"),
     ("reward", {"eval_tasks": ["gsm8k"]}, "recipe-strategy", "training.eval_tasks"),
 ])  # fmt: skip
 def test_keys_that_contradict_an_objective_are_found(check, objective, more, rule, at):

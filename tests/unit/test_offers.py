@@ -15,7 +15,7 @@ def test_what_one_host_lacks_no_host_takes(monkeypatch, capsys):
     offered, nothing = offers(WORLD), Offers()
     assert offered.peak_tflops is nothing.peak_tflops and offered.prove_kernels is not nothing.prove_kernels
     assert (
-        "without callbacks, fails_to_load, peak_tflops, rows_that_fit, what_fits: not every host"
+        "without callbacks, fails_to_load, fastest_that_fits, peak_tflops, rows_that_fit, what_fits: not every host"
         in capsys.readouterr().out
     )
 

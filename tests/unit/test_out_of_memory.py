@@ -10,6 +10,7 @@ from brigade.errors import exit_code
 from brigade.launch.policy import Fault, would_repeat
 from brigade.train.distributed import heartbeat, read_once
 from brigade.train.distributed.process import this_process
+from brigade.train.recipe.files import REPOSITORY
 from brigade.train.run.offers import Offers, Remedies
 from brigade.train.watch import out_of_memory
 
@@ -17,6 +18,7 @@ GIB = 2**30
 WORDS = (
     "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.00 GiB is free."
 )
+RECIPES = REPOSITORY / "recipes/qwen3-8b"
 WAYS = ("--per_device_train_batch_size 2 (61.0 GiB)", "--activation_checkpointing (44.0 GiB)")
 
 
@@ -36,9 +38,10 @@ def gpu(monkeypatch):
     monkeypatch.setattr(this_process.heartbeat, "page", page)
 
 
-def run_with(offers, evaluated="auto", home=Path("no such folder"), adapters=False):
+def run_with(offers, evaluated="auto", home=Path("no such folder"), adapters=False, recipe=Path("recipes/mine.yaml")):
     training = SimpleNamespace(per_device_eval_batch_size=evaluated)
-    settings = SimpleNamespace(recipe=SimpleNamespace(training=training, model=SimpleNamespace(use_peft=adapters)))
+    sections = SimpleNamespace(training=training, model=SimpleNamespace(use_peft=adapters))
+    settings = SimpleNamespace(recipe=sections, recipe_path=recipe)
     about = {"batch": SimpleNamespace(micro=8), "home": home, "world": SimpleNamespace(number=3)}
     return SimpleNamespace(offers=offers, settings=settings, **about)
 
@@ -68,6 +71,13 @@ def test_it_says_where_what_was_there_and_what_would_fit(gpu):
     )
     assert problem.endswith("; the planner counts 91.0 GiB") and "other processes" not in problem
     assert cure == f"  cure: by its count the same command fits with {WAYS[0]}, or with {WAYS[1]}"
+
+
+def test_a_recipe_for_less_memory_beside_the_one_that_ran_is_named(gpu):
+    for name, careful in (("full", "full-low-memory"), ("lora", "")):
+        told = explained(torch.OutOfMemoryError(WORDS), Remedies("much", ways=WAYS), recipe=RECIPES / f"{name}.yaml")
+        assert told.cure.startswith(f"by its count the same command fits with {WAYS[0]}, or with {WAYS[1]}")
+        assert told.cure.endswith(f"; {RECIPES / careful}.yaml is the recipe for less memory" if careful else WAYS[1])
 
 
 @pytest.mark.parametrize("step, resumed, whose, code", [

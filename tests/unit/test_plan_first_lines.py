@@ -117,7 +117,7 @@ def test_a_recipe_begins_with_its_verdict_and_its_command(plan, recipe, cluster,
 
 @pytest.mark.parametrize("recipe, more, first", [
     ("qwen3-8b/qlora", ["--gpu", "RTX 4070 Laptop"], "Fits: ZeRO-3 offload param on 1 x 1 RTX 4070 Laptop, "),
-    ("qwen3-8b/dpo", ["--gpu", "RTX 5090"], "Fits: FSDP2 on 2 x 8 RTX 5090, "),
+    ("qwen3-8b/dpo", ["--gpu", "RTX 4090"], "Fits: FSDP2 on 2 x 8 RTX 4090, "),
 ])  # fmt: skip
 def test_of_a_recipe_that_does_not_fit_the_second_line_leads_to_what_does(plan, recipe, more, first):
     code, text = plan(f"recipes/{recipe}.yaml", *more)

@@ -115,7 +115,7 @@ def test_eager_attention_is_given_padded_pairs_unless_they_are_packed():
 
 def test_the_loss_is_not_ligers():
     assert of_recipe("--use_liger_kernel", "true").loss == "released"
-    assert of_recipe("--objective", "dpo", "--use_liger_kernel", "true", "--tiled_loss", "auto").loss == "tiled"
+    assert of_recipe("--objective", "dpo", "--use_liger_kernel", "true", "--tiled_loss", "true").loss == "tiled"
 
 
 # ---- time ------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from transformers import AutoConfig
 
 from brigade.offers import offers
 from brigade.plan import hardware
-from brigade.plan.choice import job_of_run, job_record
+from brigade.plan.choice import fit, job_of_run, job_record
 from brigade.plan.costs.conventions import ENGINES
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.job import EAGER, FUSED
@@ -97,7 +97,7 @@ def test_batch_ranks_and_rows_are_the_runs(job):
 @pytest.mark.parametrize("training, kernels, loss", [
     ({}, EAGER, "released"), ({"torch_compile": True}, FUSED, "online"), ({"use_liger_kernel": True}, FUSED, "released"),
     ({"use_liger_kernel": True, "torch_compile": True}, FUSED, "online"),
-    ({"use_liger_kernel": True, "tiled_loss": "auto"}, FUSED, "tiled"),
+    ({"use_liger_kernel": True, "tiled_loss": True}, FUSED, "tiled"),
 ])  # fmt: skip
 def test_kernels_and_loss(job, training, kernels, loss):
     made = job(training=training)
@@ -192,7 +192,7 @@ def test_it_fits_and_the_next_does_not(load):
     """8B with LoRA on one card of 80 GB: more than one sequence, fewer than eight."""
     recipe = load(training=HALF, model={"use_peft": True}, data={"max_length": 4096}).recipe
     batch, device = batch_arithmetic(recipe.training, 1, ""), hardware.gpu("H100 80GB")
-    micro, why = job_of_run.largest_fit(recipe, SINGLE, batch, 1, 1, CONFIG, device, "")
+    micro, why = fit.largest_fit(recipe, SINGLE, batch, 1, 1, CONFIG, device, "")
     safe = {
         m: estimate(
             job_of_run.job_of_run(

@@ -49,9 +49,7 @@ def step(model, tokens=TOKENS):
     return loss.detach(), gradients, seen.shapes
 
 
-@pytest.mark.parametrize(
-    "loss, mlp", [(TILE, None), (None, TILE), (TILE, TILE), (7, 11), (1000, 1000), ("auto", "auto")]
-)
+@pytest.mark.parametrize("loss, mlp", [(TILE, None), (None, TILE), (TILE, TILE), (7, 11), (1000, 1000), (True, "auto")])
 def test_tiles_give_the_same_loss_and_gradients(model, loss, mlp):
     whole, gradients, _ = step(model)
     tiled.apply(model, loss, mlp)
@@ -117,7 +115,7 @@ def test_models_of_images_and_texts(load, kind, tmp_path):
 @pytest.mark.parametrize("family", ["gemma2", "granite", "cohere"])
 def test_logits_that_are_changed_before_the_loss_are_refused(load, mistake, family):
     changes = {"granite": {"logits_scaling": 8.0}}.get(family, {})
-    message = mistake(tiled.check, load(training={"tiled_loss": "auto"}), config(family, **changes))
+    message = mistake(tiled.check, load(training={"tiled_loss": True}), config(family, **changes))
     assert "tiled_loss" in message and "leave the key out" in message
 
 

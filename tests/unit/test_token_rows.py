@@ -103,7 +103,7 @@ def test_what_the_tokenizer_or_the_model_does_not_have(words, changes, said, tmp
 @pytest.mark.parametrize("words, said", [
     (["--ds_config", "ds_configs/zero1_tp2.json"], "tensor group"),
     (["--ds_config", "ds_configs/zero1_pp2.json"], "pipeline"),
-    (["--tiled_loss", "auto"], "tiled_loss"),
+    (["--tiled_loss", "true"], "tiled_loss"),
     (["--accelerate_config", "accelerate_configs/fsdp2_ep2_1x4.yaml"], "experts are divided"),
     (["--images", "true"], "images"),
     (["--objective", "reward"], "scores answers"),

@@ -1,7 +1,6 @@
 """Turn a run of train.py into a Job. No torch."""
 
 import importlib.util
-from dataclasses import replace
 
 from ...errors import UserError
 from ...errors.tables import Document, Fields
@@ -13,9 +12,7 @@ from ...train.recipe.schema import Recipe
 from ...train.recipe.training_section import TrainingSection
 from ...train.strategy import Strategy
 from ...train.strategy.axes import NAMES, Axes
-from ..costs.estimate import estimate
 from ..costs.job import EAGER, FUSED, Attention, Comparison, Job, Replicas, axis_fields, first_that_holds, method_fields
-from ..hardware import Gpu
 from ..shape.find import described, named_shape
 from ..shape.lora import ALL, ENDS, targets_of, trained_parameters
 from ..shape.model_shape import ModelShape
@@ -35,7 +32,6 @@ def attention_of(shape: ModelShape, implementation: str = "auto") -> Attention:
 
 # Nothing is sharded, by what shards (engines/fsdp2_engine.py).
 EXPERTS_UNDER_DDP: Fields = {"engine": "fsdp2", "stage": 3, "shard": 1}
-FILLED = 4  # micro-batches for each stage of a pipeline, which then idles for a fifth of a step at most
 
 
 class NotCovered(Exception):
@@ -163,38 +159,6 @@ def _loss(training: TrainingSection) -> str:
     return "tiled" if training.loss_tiles else "online" if training.torch_compile else "released"
 
 
-def largest_fit(
-    recipe: Recipe,
-    strategy: Strategy,
-    batch: Batch,
-    ranks: int,
-    node_size: int,
-    config: Document,
-    device: Gpu,
-    place: str,
-    asked: Asked = NOT_ASKED,
-) -> tuple[int, str]:
-    """Return (the largest micro-batch that fits `device`, in words how far it fills it).
-
-    It is at most 8, divides a rank's share, leaves a pipeline micro-batches to fill it, and fits at the upper end of its
-    interval; else 1. The other arguments and errors are those of job_of_run.
-    """
-    anywhere = recipe.cluster.model_copy(update={"network": None})  # memory is the same whatever it is
-    recipe = recipe.model_copy(update={"cluster": anywhere})
-    share, stages = batch.micro * batch.accumulation, strategy.axes.stages
-    least = FILLED * stages if stages > 1 else 1
-    for micro in (
-        number for number in range(8, 0, -1) if share % number == 0 and (number == 1 or share // number >= least)
-    ):
-        tried = replace(batch, micro=micro, accumulation=share // micro)
-        job = job_of_run(recipe, strategy, tried, ranks, node_size, config, device.kind, place=place, asked=asked)
-        result = estimate(job, device)
-        filled = f"{result.device_gib:.0f} of {device.memory_gib:.0f} GiB"
-        if result.fits:
-            return micro, f"the planner's: {filled}"
-    return 1, f"the least; the planner counts {filled}, which may not fit"
-
-
 def _check(recipe: Recipe, strategy: Strategy, ranks: int, trained: int) -> None:
     """Raise NotCovered for what no formula covers. trained: parameters of adapters, 0 where they have to be counted"""
     training, model = recipe.training, recipe.model
@@ -207,7 +171,7 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int, trained: int) -> None
         f"they do not know what ddp_comm_hook {hook} saves": hook != "none",
         "they know ZeRO++'s quantised weights and gradients, but neither alone": half_of_zeropp,
         "they know MLPs in tiles of tiled_mlp: auto": training.tiled_mlp not in (None, "auto"),
-        "they know the loss in tiles of tiled_loss: auto": training.tiled_loss not in (None, "auto"),
+        "they know the loss in tiles of tiled_loss: true": type(training.tiled_loss) is int,
         "they know images beside activation_checkpointing true or false": recipe.data.images
         and training.activation_checkpointing not in (True, False),
         "they do not count z-loss's copy of the logits": training.z_loss_coef and not training.tiled_loss,

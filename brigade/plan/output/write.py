@@ -86,7 +86,7 @@ def body(
         "torch_compile": candidate.kernels == "torch.compile" or None,
         "compile_by_proof": _leaves_compiling(candidate, workload),
         "use_liger_kernel": candidate.kernels in WITH_LIGER or (None if workload.images else "auto"),
-        "tiled_loss": "auto" if job.loss == "tiled" else None,
+        "tiled_loss": job.loss == "tiled" or None,
         "save_total_limit": 1 if size > 1e11 else None,
         "hostfile": hostfile,
         "gpu": candidate.estimate.gpu.kind,

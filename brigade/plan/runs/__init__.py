@@ -1,8 +1,11 @@
 """Serve a run that trains: the micro-batch that fits, a device's peak, the comparison with the plan after ten steps, and what
 would fit where memory was not enough."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
+from ...errors.tables import Fields
 from ...train.host.cluster import World
 from ...train.recipe.batch import Batch
 from ...train.recipe.files import calibration_file
@@ -10,7 +13,7 @@ from ...train.recipe.schema import Recipe
 from ...train.run.offers import CURE, Remedies
 from ...train.strategy import Strategy
 from .. import hardware
-from ..choice import job_of_run
+from ..choice import fit, job_of_run
 from ..hardware import calibration
 from ..shape.find import described
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 
     from ...train.run.directory import Run
     from ...train.watch.throughput import Meter
+
+T = TypeVar("T")
 
 
 def leave_aside_a_broken_calibration(world: World) -> None:
@@ -59,19 +64,41 @@ def rows_that_fit(
     recipe: Recipe, strategy: Strategy, batch: Batch, replica: World, config: "PreTrainedConfig"
 ) -> tuple[int, str]:
     """Return (the largest micro-batch that fits this rank's GPU as the planner counts, why in words); 1 where it cannot tell."""
+    found, why = _here(recipe, replica, config, partial(fit.largest_fit, recipe, strategy, batch))
+    return (1, f"{why}{CURE}") if found is None else found
+
+
+def fastest_that_fits(
+    recipe: Recipe,
+    keys: tuple[str, ...],
+    strategy: Strategy,
+    batch: Batch,
+    replica: World,
+    config: "PreTrainedConfig",
+) -> tuple[Fields, str]:
+    """Return (the values of those keys with which this rank's GPU trains fastest as the planner counts, why in words); no values
+    where it cannot tell."""
+    found, why = _here(recipe, replica, config, partial(fit.fastest_fit, recipe, keys, strategy, batch))
+    return ({}, f"what takes the least memory, for {why}") if found is None else found
+
+
+def _here(
+    recipe: Recipe, replica: World, config: "PreTrainedConfig", count: Callable[..., tuple[T, str]]
+) -> tuple[tuple[T, str] | None, str]:
+    """Return (what `count` says of this rank's GPU, ""), or (None, why nothing can be said of it). count: given the numbers of
+    ranks, the model's config.json, the GPU and the config's name in messages"""
     from ..hardware.here import gpu_here
 
     device = gpu_here()
     if device is None:
-        return 1, f"there is no GPU{CURE}"
-    sizes = (replica.size, replica.local_size)
+        return None, "there is no GPU"
     known, place = config.to_dict(), "the model's config"
     try:
         job_of_run.check_texts(recipe.data.images)
-        fits = job_of_run.largest_fit(recipe, strategy, batch, *sizes, known, device, place)
+        found = count(replica.size, replica.local_size, known, device, place)
         job_of_run.check_kernels(described(known, place))
-        return fits
+        return found, ""
     except job_of_run.NotCovered as error:
-        return 1, f"{error}{CURE}"
+        return None, str(error)
     except Exception as error:  # a run that trains does not end for an estimate's sake
-        return 1, f"the formulas fail on it, {type(error).__name__}{CURE}"
+        return None, f"the formulas fail on it, {type(error).__name__}"

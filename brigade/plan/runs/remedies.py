@@ -138,7 +138,7 @@ def _changes(run: Run, config: "PreTrainedConfig", own: Estimate) -> dict[str, l
     if find_spec("liger_kernel") and not (training.torch_compile or run.kernels.use_liger_kernel):
         changes.append(Change("kernels", "--use_liger_kernel", {"use_liger_kernel": True}))
     if job.loss != "tiled" and axes.tensor * axes.stages == 1:
-        changes.append(Change("loss", "--tiled_loss auto", {"tiled_loss": "auto"}))
+        changes.append(Change("loss", "--tiled_loss", {"tiled_loss": True}))
     if run.strategy.replicas == 1:
         changes += _other_strategies(run, config, own)
     kinds = dict.fromkeys(change.kind for change in changes)

@@ -27,20 +27,23 @@ from .supervised_loss import PLAIN, Terms, of_tokens, weights_of_targets
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-LOGITS = 2**26  # in a tile of `auto`: 256 MiB in fp32
+LOGITS = 2**26  # in a tile of `true`: 256 MiB in fp32
 _MLPS = ("mlp", "feed_forward", "block_sparse_moe")  # what Transformers' decoder layers call theirs
 
-Tokens = int | Literal["auto"] | None  # in a tile; None: no tiles
+Tokens = int | Literal["auto"] | None
 
 
-def apply(model: "PreTrainedModel", loss: Tokens, mlp: Tokens, by_token: bool = False, terms: Terms = PLAIN) -> None:
+def apply(
+    model: "PreTrainedModel", loss: int | None, mlp: Tokens, by_token: bool = False, terms: Terms = PLAIN
+) -> None:
     """Let a causal language model compute its loss and its MLPs by tiles. Call it before adapters and engines wrap the model.
 
+    loss, mlp: tokens in a tile, or None; True and "auto": as the keys of a recipe mean it
     by_token: whether its loss is that of each token, as token_losses() gives it; terms: what training adds to it
     """
     text = model.config.get_text_config()
     if loss:
-        _tile_loss(model, max(1, LOGITS // text.vocab_size) if loss == "auto" else loss, by_token, terms)
+        _tile_loss(model, max(1, LOGITS // text.vocab_size) if loss is True else loss, by_token, terms)
     if mlp:
         _tile_mlps(model, text.hidden_size if mlp == "auto" else mlp)
 

@@ -21,7 +21,7 @@ from .data_section import OF_DATASETS, Source
 from .files import DEFAULT_RECIPE, find, parse_yaml, read_yaml
 from .mistakes import explain, unknown_flag, unknown_sections
 from .schedules import check_schedule
-from .schema import BY_PROOF, SECTION_OF, SECTIONS, Recipe
+from .schema import BY_MEMORY, BY_PROOF, SECTION_OF, SECTIONS, Recipe
 from .settings import Settings
 from .training_section import TrainingSection
 
@@ -105,9 +105,10 @@ def load(argv: list[str], loads_model: bool = True) -> Settings:
     sources: dict[str, str] = {}
     overridden: list[str] = []
     by_proof: tuple[str, ...] = ()
+    by_memory: tuple[str, ...] = ()
     if all(isinstance(values, dict) for values in document.values()):  # else validation says so
         sources, overridden = _apply(flags, document)
-        by_proof = _leave_to_proofs(document)
+        by_proof, by_memory = _leave_open(document.get("training", {}))
     try:
         recipe = Recipe.model_validate(document)
     except ValidationError as error:
@@ -129,6 +130,7 @@ def load(argv: list[str], loads_model: bool = True) -> Settings:
         needs_code=model.trust_remote_code,
         remote=remote,
         allowed=remote_code.digests(options.allow_code),
+        by_memory=by_memory,
     )
     settings = continued.take_from_model(settings)
     recipe, model = settings.recipe, settings.recipe.model
@@ -204,13 +206,14 @@ def _epochs_beside_steps(training: TrainingSection, flags: dict[str, str]) -> It
     yield f"{said}num_train_epochs {epochs:g} has no effect: {decides}max_steps {steps} decides"
 
 
-def _leave_to_proofs(document: dict[str, Fields]) -> tuple[str, ...]:
-    """Take out the keys that say `auto`, so that they have their defaults until something is proven. Return their names."""
-    training = document.get("training", {})
-    by_proof = tuple(key for key in BY_PROOF if training.get(key) == "auto")
+def _leave_open(training: Fields) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Give the keys that say `auto` what they are until they are decided: those left to proofs their defaults, those left to
+    memory what takes the least. Return the names of both."""
+    by_proof, by_memory = (tuple(key for key in keys if training.get(key) == "auto") for keys in (BY_PROOF, BY_MEMORY))
     for key in by_proof:
         del training[key]
-    return by_proof
+    training.update({key: BY_MEMORY[key] for key in by_memory})
+    return by_proof, by_memory
 
 
 def underscores(word: str) -> str:

@@ -11,7 +11,7 @@ import yaml
 
 from ...errors import UserError, did_you_mean
 from .files import read_yaml
-from .schema import BY_PROOF, SECTION_OF, SECTIONS
+from .schema import BY_MEMORY, BY_PROOF, SECTION_OF, SECTIONS
 
 FLAGS = ("-h", "--help")
 MOST_SET = Path(__file__).with_name("most_set.yaml")
@@ -67,7 +67,7 @@ def _explain(action: argparse.Action, brief: bool) -> None:
     if brief and ". " in said:
         said = f"{said.partition('. ')[0]}."
     action.help = f"{said} ({default})".strip().replace("%", "%%")
-    kind = _kind(info.annotation) + "|auto" * (action.dest in BY_PROOF)
+    kind = _kind(info.annotation) + "|auto" * (action.dest in (*BY_PROOF, *BY_MEMORY))
     action.metavar = "NAME" if brief and kind.count("|") >= MANY else kind
 
 

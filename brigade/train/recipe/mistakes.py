@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from ...errors import LIKELY, UserError, did_you_mean, nearest, shortened, shown
 from ...errors.tables import Document, table
 from .objectives import OBJECTIVES
-from .schema import BY_PROOF, SECTION_OF, SECTIONS
+from .schema import BY_MEMORY, BY_PROOF, SECTION_OF, SECTIONS
 
 _TABLE = table(Path(__file__).with_name("other_names.yaml"))
 ONLY_FLAGS: list[str] = _TABLE["flags"]
@@ -105,7 +105,7 @@ def explain(error: ValidationError, sources: dict[str, str], path: Path, documen
         return UserError(place, "it is missing", f"add {key or section!r}; see recipes/tiny/full.yaml")
     # A key that takes several types has one complaint for each of them.
     same = [other for other in others if len(first["loc"]) == len(other["loc"]) == 3 and other["loc"][1] == key]
-    wanted = " or ".join([*dict.fromkeys(map(_wanted, [first, *same])), *["'auto'"] * (key in BY_PROOF)])
+    wanted = " or ".join([*dict.fromkeys(map(_wanted, [first, *same])), *["'auto'"] * (key in (*BY_PROOF, *BY_MEMORY))])
     value = document.get(section)
     if key:
         value = value.get(key) if isinstance(value, dict) else value

@@ -57,6 +57,10 @@ SECTION_OF = {key: section for section, model in SECTIONS.items() for key in mod
 # took is not part of its identity.
 BY_PROOF = ("torch_compile", "use_liger_kernel", "optim")
 
+# Keys that may say `auto`: before a run's first step the planner decides them by the memory of its GPUs (step/memory.py). Until
+# then, and where it cannot, they have these values, which take the least. A run that began keeps what was decided.
+BY_MEMORY = {"activation_checkpointing": True, "tiled_loss": True}
+
 # Keys that say how a run is watched or executed, not what it computes: they may change when a run continues.
 NOT_IN_IDENTITY = {
     "dataset_num_proc", "per_device_train_batch_size", "per_device_eval_batch_size", "padding_free", "logging_steps",

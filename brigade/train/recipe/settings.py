@@ -17,6 +17,8 @@ class Settings:
     remote: the URL in object storage to which the output goes; output_dir is then where it lies on this host
     overridden: one line per recipe value that a flag replaced, or that another value makes void
     by_proof: keys for which the recipe says `auto`; `recipe` has their defaults, or what with_training() has put there
+    by_memory: keys that say `auto`, and are not decided yet; `recipe` has the values of schema.BY_MEMORY
+    decided: {key: why} of those that were
     argv: the flags as they were given, without what a launcher puts between them
     needs_code: whether the recipe's own trust_remote_code is true, which only the flag permits
     allowed: of files with Python code that the recipe may name (program.py), the digests that --allow_code gives
@@ -35,11 +37,17 @@ class Settings:
     needs_code: bool = False
     remote: str = ""
     allowed: tuple[str, ...] = ()
+    by_memory: tuple[str, ...] = ()
+    decided: Fields = field(default_factory=dict)
 
     def with_training(self, **values: object) -> "Settings":
         """These settings with other values of keys of the recipe's training section."""
         training = self.recipe.training.model_copy(update=values)
         return replace(self, recipe=self.recipe.model_copy(update={"training": training}))
+
+    def deciding(self, values: Fields, why: str) -> "Settings":
+        """These settings with values for all of by_memory; those that `values` lacks stay as they are."""
+        return replace(self.with_training(**values), by_memory=(), decided=dict.fromkeys(self.by_memory, why))
 
     def with_model(self, **values: object) -> "Settings":
         """These settings with other values of keys of the recipe's model section."""

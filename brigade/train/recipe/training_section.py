@@ -77,7 +77,8 @@ class TrainingSection(ObjectiveKeys):
     fp16: bool = False
     """Compute in float16, with a loss scale."""
     activation_checkpointing: Checkpointing = False
-    """Compute activations again in the backward pass instead of keeping them: less memory, about a third more work.
+    """Compute activations again in the backward pass instead of keeping them: less memory, about a third more work. auto: only
+    where this run's GPUs need it by the planner's count, once for all resumes; true where it cannot tell.
     `{every_n: 2}`: in every second layer; selective: all but attention and every second product; offload: as true, and what each
     layer begins with waits in host memory (docs/training.md)."""
     torch_compile: bool = False
@@ -90,9 +91,9 @@ class TrainingSection(ObjectiveKeys):
     router_bias_update_rate: AtLeastZero = 0.0
     """By how much, after each step, the bias of a mixture's routers grows for experts that got fewer tokens than the mean, and
     shrinks for those that got more (DeepSeek-V3: 0.001; docs/experts.md). 0: it stays."""
-    tiled_loss: Positive | Literal["auto"] | None = None
-    """Compute logits and loss so many tokens at a time, and again in the backward pass: whole logits never exist. auto: tiles of
-    256 MiB (docs/parallelism.md)."""
+    tiled_loss: Positive | bool | None = None
+    """Compute logits and loss so many tokens at a time, and again in the backward pass: whole logits never exist. true: tiles of
+    256 MiB (docs/parallelism.md); auto: those, where they train faster or memory needs them, as activation_checkpointing."""
     tiled_mlp: Positive | Literal["auto"] | None = None
     """Compute each MLP so many tokens at a time, and again in the backward pass. auto: as many as the hidden size."""
     padding_free: bool = True
@@ -163,9 +164,9 @@ class TrainingSection(ObjectiveKeys):
     """Processes per rank that fetch and collate micro-batches ahead. auto: 2 beside a GPU; none on a CPU, whose cores compute."""
 
     @property
-    def loss_tiles(self) -> int | Literal["auto"] | None:
-        """Tokens in a tile of the loss; None: the logits of a micro-batch are whole. Beside a teacher they never are."""
-        return self.tiled_loss or ("auto" if self.teacher else None)
+    def loss_tiles(self) -> int | bool | None:
+        """What tiled_loss says; true beside a teacher, where the logits of a micro-batch are never whole."""
+        return self.tiled_loss or bool(self.teacher)
 
     @property
     def recomputation(self) -> Recomputation:

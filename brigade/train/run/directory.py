@@ -68,22 +68,25 @@ class Kernels:
 class Opened:
     """An output directory as a run finds it.
 
-    identity: the run's short name, a hash of what it computes; made_for: the recipe's own cluster in words
+    identity: the short name of the run that is there, a hash of what it computes; "" where none is
+    made_for: the recipe's own cluster in words; began: values that it began with, of keys that these settings leave to memory
     resized: whether the directory's run is the same but for its length (max_steps, num_train_epochs)
     finished: whether train.py has reached its end there; no launcher's exit code says that as surely
     """
 
     directory: Path
-    identity: str
+    identity: str = ""
     made_for: str = ""
     resized: bool = False
     finished: bool = False
+    began: Fields = field(default_factory=dict)
 
     def run(
         self, settings: Settings, strategy: Strategy, world: World, batch: Batch, kernels: Kernels, offers: Offers
     ) -> "Run":
         """The run that goes on, or begins, in this directory."""
-        about = settings, strategy, world, batch, self.identity, self.directory, kernels, offers
+        name = self.identity or identity(settings.before_proofs, strategy.identity())
+        about = settings, strategy, world, batch, name, self.directory, kernels, offers
         return Run(*about, made_for=self.made_for, resized=self.resized)
 
 
@@ -175,13 +178,11 @@ def open_directory(settings: Settings, strategy: Strategy, world: World) -> Open
 
 def _open(settings: Settings, strategy: Strategy, world: World) -> Opened:
     best_checkpoint.check(settings)
-    directory = settings.directory(strategy.name)
-    name = identity(settings.before_proofs, strategy.identity())
-    made_for = _made_for(settings)
+    directory, made_for = settings.directory(strategy.name), _made_for(settings)
     if directory.exists() and not directory.is_dir():
         cure = f"name a directory: {another_output(directory)}"
         raise UserError(str(directory), "the output directory is a file", cure)
-    empty, record = Opened(directory, name, made_for), directory / RECORD
+    empty, record = Opened(directory, made_for=made_for), directory / RECORD
     if not directory.exists() or (settings.fresh and record.exists()):
         return empty
     taken = next((directory / name for name in _FOLDERS if (directory / name).is_file()), None)
@@ -196,10 +197,12 @@ def _open(settings: Settings, strategy: Strategy, world: World) -> Opened:
             raise UserError(str(directory), _NO_RUN, cure)
         return empty
     old = read_yaml(record)
+    began = {key: same_run.began_with(key, old) for key in settings.by_memory}
+    settings = settings.deciding(began, "")
     same_run.check(old, settings, strategy, record, next(iter(on_disk.whole_checkpoints(directory).values()), None))
     resized = length(old["training"]) != length(settings.recipe.training.model_dump())
-    name = (old.get("run") or {}).get("identity", name)  # it keeps it, whatever hash a later version makes
-    return Opened(directory, name, made_for, resized, _is_finished(settings, directory, resized))
+    name = (old.get("run") or {}).get("identity", "")  # it keeps it, whatever hash a later version makes
+    return Opened(directory, name, made_for, resized, _is_finished(settings, directory, resized), began)
 
 
 def _is_finished(settings: Settings, directory: Path, resized: bool) -> bool:
@@ -315,6 +318,7 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> Run:
         "launcher": run.world.launcher,
         "overridden": [*run.settings.overridden, *run.strategy.overridden],
         "kernels": run.kernels.record(),
+        **({"decided": run.settings.decided} if run.settings.decided else {}),
         "command": shlex.join(started_as(run.settings.argv)),
         "started": versions.now(),
         "versions": versions.of_packages(),

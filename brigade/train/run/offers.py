@@ -40,6 +40,8 @@ class Offers:
         GPUs. A collective
     rows_that_fit: (the recipe with the kernels of this host, strategy, batch, the replica's world, the model's config) -> the
         largest micro-batch, and in words why it is this one
+    fastest_that_fits: (recipe, keys, strategy, batch, the replica's world, the model's config) -> the values of those keys
+        with which this rank's GPU trains fastest of those that it has the memory for, and in words why
     peak_tflops: a device's name -> its dense bf16 peak, None for an unknown one
     what_fits: (run, the model's config, bytes that its GPU would have had to hold) -> what the planner would change
         after an out-of-memory error
@@ -50,6 +52,7 @@ class Offers:
 
     prove_kernels: Callable[[Any, Any, Any, Any, bool], Proofs] = lambda *_: Proofs()
     rows_that_fit: Callable[[Any, Any, Any, Any, Any], tuple[int, str]] = lambda *_: (1, f"no planner is here{CURE}")
+    fastest_that_fits: Callable[..., tuple[dict[str, Any], str]] = lambda *_: ({}, "no planner is here")
     peak_tflops: Callable[[str], float | None] = lambda _: None
     what_fits: Callable[[Any, Any, float], Remedies] = lambda *_: Remedies("no planner is here")
     fails_to_load: Callable[[Any, Any], tuple[str, str] | None] = lambda *_: None

@@ -13,8 +13,9 @@ from ...errors.tables import Fields
 from ..distributed import stop
 from ..host import files
 from ..recipe.files import another_output, read_yaml
-from ..recipe.schema import computed, difference, recorded
+from ..recipe.schema import BY_MEMORY, computed, difference, recorded
 from ..recipe.settings import Settings
+from ..recipe.training_section import TrainingSection
 from ..strategy import Strategy
 from ..strategy.axes import without
 from . import owner
@@ -68,6 +69,12 @@ def another_run(
     return other and "{} is {!r} there and {!r} here".format(*other), None
 
 
+def began_with(key: str, old: Fields) -> object:
+    """The value that a run.yaml has for a key of BY_MEMORY. A version that decided none wrote `auto` for what takes the least."""
+    value = (old.get("training") or {}).get(key, TrainingSection.model_fields[key].default)
+    return BY_MEMORY[key] if value == "auto" else value
+
+
 def move_aside(here: Path, owned: owner.Owned) -> tuple[owner.Owned, Path]:
     """Move the run in a directory away, as --fresh asks. Return what makes the directory this process's own from here on, as
     `owned` did until now, and where the earlier run lies."""
@@ -83,10 +90,10 @@ def move_aside(here: Path, owned: owner.Owned) -> tuple[owner.Owned, Path]:
 
 
 def kept(lengthened: str, resized: bool, record: Path, marker: Path) -> Fields:
-    """What run.yaml keeps when a run continues: what was measured, until it has measured anew, and how it was lengthened,
-    each time with the success that it had been. lengthened, resized: as Run has them"""
+    """What run.yaml keeps when a run continues: why its memory was used so, what was measured, until it has measured anew, and
+    how it was lengthened, each time with the success that it had been. lengthened, resized: as Run has them"""
     old = (read_yaml(record).get("run") or {}) if record.exists() else {}
-    kept = {key: old[key] for key in ("prediction", "promise", "lengthened") if key in old}
+    kept = {key: old[key] for key in ("prediction", "promise", "decided", "lengthened") if key in old}
     if lengthened and (resized or not record.exists()):
         before: Fields = {}
         with suppress(OSError, ValueError, TypeError):

@@ -30,6 +30,7 @@ from ..watch.out_of_memory import explain as explain_out_of_memory
 from ..watch.watch_thread import watched
 from .environment import prepare_environment
 from .lengthening import how_lengthened
+from .memory import settle_memory
 from .micro_batch import settle_batch
 from .preflight import check_callbacks, check_gpus_differ, check_host, check_run, check_steps
 from .summary import summary as print_summary
@@ -125,5 +126,6 @@ __all__ = [
     "print_summary",
     "prove_kernels",
     "settle_batch",
+    "settle_memory",
     "watched",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,7 @@ def summary(run: Run, trainer: TrainingContext, data: Prepared, checkpoint: Path
         "global batch": str(run.batch),
         "learning rate": f"{run.batch.learning_rate:.3g}, {training.lr_scheduler_type}{short}, optimizer {training.optim}",
         "kernels": _kernels(run.kernels, trainer.model),
+        **{key: f"{json.dumps(getattr(training, key))} ({why})" for key, why in run.settings.decided.items()},
         "samples": packed_samples.layout(run.settings, trainer.model.config, run.kernels.attention)[2],
         "output": str(run.directory) + ("" if run.shared else ", on each host its own: whole checkpoints in each"),
     }

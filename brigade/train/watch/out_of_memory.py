@@ -35,6 +35,7 @@ AT_REST = {"evaluate": "evaluation", "save_checkpoint": "checkpoint", "save_mode
 OF_OTHERS = 6.0
 ROOM = 3 * 2**30  # bytes: more than what asks without saying for how much (a context, cuBLAS, NCCL) wants at once
 OTHERS = "free this GPU: `nvidia-smi` on its host names the processes"
+CAREFUL = "-low-memory"  # ends the name of a recipe beside another one that takes less memory, and more time
 CURE = "a smaller per_device_train_batch_size, activation_checkpointing or a strategy that shards more: docs/troubleshooting.md"
 NONE = "no smaller micro-batch, no kernels and no file of ds_configs/ or accelerate_configs/ fits by its count: take more GPUs"
 NONE += "{adapters} or a shorter max_length"
@@ -180,6 +181,10 @@ def _cure(remedies: Remedies, run: Run) -> str:
     ways = CURE if remedies.ways is None else NONE.format(adapters=adapters)
     if remedies.ways:
         ways = f"by its count the same command fits with {', or with '.join(remedies.ways)}"
+    path = run.settings.recipe_path
+    careful = path.with_name(f"{path.stem}{CAREFUL}{path.suffix}")
+    if careful.is_file():
+        ways += f"; {careful} is the recipe for less memory"
     if not remedies.fits:
         return ways
     setting = read_once.allocator_setting()

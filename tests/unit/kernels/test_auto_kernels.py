@@ -223,7 +223,7 @@ COMPILED = "torch_compile"
     ("zero3", NONE, (), {COMPILED}),
     ("fsdp2", NONE, (), set()),
     ("zero1", Axes(tensor=2), (), {COMPILED}),
-    ("ddp", NONE, ("--tiled_loss", "auto"), set()),
+    ("ddp", NONE, ("--tiled_loss", "true"), set()),
     ("ddp", NONE, ("--tiled_mlp", "auto"), {COMPILED}),
     ("fsdp2", NONE, ("--activation_checkpointing",), {COMPILED}),
     ("zero2", NONE, ("--activation_checkpointing",), set()),
