@@ -148,7 +148,9 @@ def compute_loss(model, inputs, tokens):
     from brigade.train.step.trainer import Trainer
 
     engine = SimpleNamespace(averaged_over=1)
-    trainer = SimpleNamespace(engine=engine, model=model, options={}, router_loss=None, preferences=None)
+    trainer = SimpleNamespace(
+        engine=engine, model=model, options={}, router_loss=None, preferences=None, distillation=None
+    )
     trainer.sample_boundaries = sample_boundaries(model)
     trainer.outputs = partial(Trainer.outputs, trainer)  # type: ignore[arg-type]
     return Trainer.compute_loss(trainer, model, inputs, num_items_in_batch=tokens)  # type: ignore[arg-type]
