@@ -3,7 +3,7 @@
 import functools
 import re
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate
@@ -12,9 +12,9 @@ from typing import Any
 from ...errors import UserError
 from . import rendered, template_errors, template_forms, thinking, turn_by_turn
 from .chat_template import TOOL, ChatTemplates, bounded_template, check_length
-from .fitting import fitting
 from .images import MARK, ImageSource
 from .keys import says_nothing
+from .layout import TEMPLATES
 from .marks import AS_SAMPLE, Marks
 from .messages import READ, THOUGHTS
 from .rows import BadRow, Message, Tools, Variables
@@ -304,3 +304,22 @@ class Chats:
             )
         check_length(texts[0], messages, tools, variables)
         return texts[0], spans[0] if marked else []
+
+
+_MARKER = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]")
+_CHAT = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
+
+
+def fitting(added: Collection[str], variables: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield name and text of each template of ours that fits a tokenizer.
+
+    added: the tokenizer's tokens that stand in no vocabulary of pieces; variables: special tokens that templates use
+    """
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    for path in sorted(TEMPLATES.glob("*.jinja")):
+        template, markers = path.read_text(encoding="utf-8"), set[str]()
+        with suppress(Exception):  # it writes a first token, say, and the tokenizer has none
+            markers = set(_MARKER.findall(render_jinja_template([_CHAT], chat_template=template, **variables)[0][0]))
+        if markers and markers <= {*added}:
+            yield path.stem, template
