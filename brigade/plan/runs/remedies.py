@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -10,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
 from ...errors.tables import Document, Fields
+from ...train.checkpoint import compatibility
 from ...train.host import control_groups
 from ...train.host.cluster import World
 from ...train.recipe import flags
 from ...train.recipe.batch import batch_arithmetic
-from ...train.recipe.files import REPOSITORY
-from ...train.run.directory import Run
+from ...train.recipe.files import REPOSITORY, another_output, read_yaml
+from ...train.run import on_disk, same_run
+from ...train.run.directory import RECORD, Run
 from ...train.run.offers import Remedies
 from ...train.step import preflight
 from ...train.strategy import check, choose
@@ -26,11 +29,44 @@ from ..choice.workload import Cluster
 from ..costs.estimate import Estimate, estimate
 from ..costs.memory import GIB
 from ..hardware.here import gpu_here
-from . import continuing
 from .prediction import planned_job
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+
+@dataclass(frozen=True)
+class Next:
+    """How the same command goes on with a change. keeps: whether what was trained so far is kept; words: that it needs besides;
+    note: what to know of it"""
+
+    keeps: bool
+    words: tuple[str, ...] = ()
+    note: str = ""
+
+
+def after(run: Run, changed: Run) -> Next | None:
+    """Return how the command of `run` goes on as `changed`; None where train.py would refuse it (run/directory.py: _open,
+    checkpoint/resume.py: choose)."""
+    settings, strategy = changed.settings, changed.strategy
+    record, there = run.home / RECORD, settings.directory(strategy.name)
+    newest = next(iter(on_disk.whole_checkpoints(run.home).values()), None)
+    anew = Next(newest is None, note="begins anew" if newest else "")
+    if settings.fresh or not record.is_file():
+        return anew
+    old: Fields = read_yaml(record)
+    here = there.resolve() == run.home.resolve() and same_run.another_run(old, settings, strategy)[0] is None
+    reads = newest is None or compatibility.refusal(newest, changed) is None
+    if here and reads:
+        return Next(True)
+    words = (another_output(there),) if there.exists() else ()
+    sharded_otherwise = same_run.another_run(old, settings, strategy, with_strategy=False)[0] is None
+    if newest and sharded_otherwise and reads:
+        return Next(True, (*words, shlex.join(["--resume_from_checkpoint", str(newest)])))
+    if settings.resume_from_checkpoint:  # it belongs to the run as it was
+        return None
+    return replace(anew, words=words)
+
 
 MOST = 3  # ways that are named
 TOGETHER = 3  # changes at once
@@ -81,7 +117,7 @@ def what_fits(run: Run, config: "PreTrainedConfig", needed: float) -> Remedies:
 
 def _in_words(run: Run, way: Way, raised: float) -> str:
     """Return what the same command has to be given for a way, and the memory that the run then takes."""
-    following = continuing.after(run, way.run)
+    following = after(run, way.run)
     assert following is not None
     words = [change.flag for change in way.changes] + [*following.words]
     for named in (change.strategy[0] for change in way.changes if change.strategy):
@@ -207,10 +243,10 @@ def _way(run: Run, config: "PreTrainedConfig", own: Estimate, changes: tuple[Cha
         return None
 
 
-def _following(run: Run, config: "PreTrainedConfig", own: Estimate, change: Change) -> continuing.Next | None:
+def _following(run: Run, config: "PreTrainedConfig", own: Estimate, change: Change) -> Next | None:
     """Return how the command goes on with this change; None where it cannot."""
     way = _way(run, config, own, (change,))
-    return continuing.after(run, way.run) if way else None
+    return after(run, way.run) if way else None
 
 
 def _is_allowed(run: Run, config: "PreTrainedConfig", own: Estimate, change: Change) -> bool:
@@ -218,7 +254,7 @@ def _is_allowed(run: Run, config: "PreTrainedConfig", own: Estimate, change: Cha
     (step/preflight.py)."""
     way = _way(run, config, own, (change,))
     try:
-        if way and continuing.after(run, way.run) is None:
+        if way and after(run, way.run) is None:
             return False
         if way:
             preflight.check_host(way.run.settings, way.run.strategy, way.run.world)
