@@ -9,10 +9,9 @@ from ..watch.profile import profiled
 from . import nonfinite
 from .context import TrainingContext
 from .evaluation import EarlyStopping
-from .first_step import FirstStep
 from .neftune import Neftune
 from .progress import Progress
-from .report_events import ReportEvents
+from .report_events import FirstStep, ReportEvents
 from .save_interval import SaveInterval
 from .schedule_free import ScheduleFree
 from .step_callbacks import Figures, OtherRanks, StepsDue

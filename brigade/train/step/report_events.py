@@ -2,12 +2,16 @@
 
 import queue
 import threading
+from dataclasses import asdict
 from typing import Any
 
 from transformers import TrainerCallback, TrainerState
 
+from ..distributed import timeline
+from ..distributed.process import this_process
 from ..run import events
 from ..run.directory import Run, written
+from .progress import Progress
 
 
 class ReportEvents(TrainerCallback):
@@ -60,3 +64,29 @@ class ReportEvents(TrainerCallback):
 def _short(value: float) -> float:
     """Round to six digits: a line stays a few hundred bytes long."""
     return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+class FirstStep(TrainerCallback):
+    """Ends the timeline of this rank's run with the first step that it trains. The main rank prints and reports its own.
+
+    On a GPU it is the host's time: what the host has handed to its GPU by then may still be computed.
+    """
+
+    def __init__(self, progress: Progress | None, report: ReportEvents | None) -> None:
+        self.progress, self.report = progress, report
+
+    def on_step_end(self, args: object, state: TrainerState, control: object, **_: object) -> None:
+        if not this_process.timeline.end():
+            return
+        phases = this_process.timeline.phases
+        if self.progress:
+            self.progress.write(timeline.in_words(phases))
+        if self.report:
+            seconds = sum(phase.seconds for phase in phases)
+            line = {"event": "first step", "step": state.global_step, "seconds": round(seconds, 3)}
+            self.report.lines.put(line | {"phases": list(map(_rounded, phases))})
+
+
+def _rounded(phase: timeline.Phase) -> dict[str, object]:
+    """A phase as its line has it: to a millisecond."""
+    return asdict(phase) | {"began": round(phase.began, 3), "seconds": round(phase.seconds, 3)}
