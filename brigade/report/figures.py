@@ -249,8 +249,8 @@ def _times(records: list[Record]) -> Figure:
 
 
 def _starts(records: list[Record]) -> Iterator[Figure]:
-    """Yield the figure of what each start did before it trained, as step/report_events.py reports it; runs of earlier versions have
-    none."""
+    """Yield the figure of what each start did before it trained, as step/report_events.py reports it; runs of earlier versions
+    have none."""
     says = (
         "Seconds from the start of the main rank's process to the end of the first step that it trained, in order from left to "
         "right. Waiting for other ranks is in the phase in which it waited. On a GPU they are times of the host."
