@@ -4,14 +4,16 @@ import functools
 import re
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ...errors import UserError, nearest
 from ...errors.tables import Fields, table
+from ...train.host import control_groups
 from ..constants import CONSTANTS
 from . import calibration
 
+GIB = 2**30
 CATALOGUE = Path(__file__).with_name("hardware.yaml")
 # What people write around a card's own name, which tells no two cards apart.
 AROUND = re.compile(r"nvidia|amd|geforce|rtx|tesla|instinct|sxm\d?|oam|hbm\d?e?|dgx|hgx|paper|gpu|.*gb")
@@ -149,3 +151,31 @@ def usual_share(generation: str, without: frozenset[str] = frozenset()) -> float
         if kind not in without:
             shares.setdefault(entry["generation"], set()).add(share)
     return statistics.median(shares.get(generation) or {min(map(min, shares.values()))})
+
+
+def gpu_here() -> Gpu | None:
+    """Return the GPU of this process with the memory that the device itself reports, None without one.
+
+    A name does not tell the memory: a laptop's card, a part of a card (MIG, vGPU) and a new one are not in the catalogue, and an
+    RTX 4090 may have 48 GB.
+
+    Where the catalogue does not know its name, the rates are those of the kind with the nearest number of multiprocessors. They
+    put ways into an order, and are no estimate of its time: who estimates one asks gpu_of_device(). A GPU without memory of its
+    own (GB10, Jetson) has what this process already holds of the host's, and what is left there.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    device = torch.cuda.get_device_properties(torch.cuda.current_device())
+    known = gpu_of_device(device.name) or gpu(_nearest(device.multi_processor_count))
+    integrated = bool(device.is_integrated)
+    memory: int = device.total_memory
+    if integrated:  # CUDA counts all of the host's memory
+        memory = min(memory, torch.cuda.memory_reserved() + control_groups.memory_left()["available"])
+    return replace(known, memory_gib=memory / GIB, integrated=integrated)
+
+
+def _nearest(multiprocessors: int) -> str:
+    entries = catalogue()
+    return min(entries, key=lambda kind: abs(entries[kind]["sms"] - multiprocessors))

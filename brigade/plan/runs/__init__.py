@@ -87,9 +87,7 @@ def _here(
 ) -> tuple[tuple[T, str] | None, str]:
     """Return (what `count` says of this rank's GPU, ""), or (None, why nothing can be said of it). count: given the numbers of
     ranks, the model's config.json, the GPU and the config's name in messages"""
-    from ..hardware.here import gpu_here
-
-    device = gpu_here()
+    device = hardware.gpu_here()
     if device is None:
         return None, "there is no GPU"
     known, place = config.to_dict(), "the model's config"

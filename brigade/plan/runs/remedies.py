@@ -28,7 +28,7 @@ from ..choice.search import refusal
 from ..choice.workload import Cluster
 from ..costs.estimate import Estimate, estimate
 from ..costs.memory import GIB
-from ..hardware.here import gpu_here
+from ..hardware import gpu_here
 from .prediction import planned_job
 
 if TYPE_CHECKING:
