@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks import peers_data
 from brigade.plan import hardware
-from brigade.train.model import flops
+from brigade.train.watch import flops
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 # The makers' own config.json, with their revisions in the recipes' headers and in benchmarks/data/README.md.

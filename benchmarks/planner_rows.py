@@ -15,7 +15,7 @@ from brigade.errors import UserError
 from brigade.plan import hardware
 from brigade.plan.costs.estimate import Estimate, estimate
 from brigade.plan.hardware import Gpu
-from brigade.train.model.flops import flops_per_token
+from brigade.train.watch.flops import flops_per_token
 
 DATA = Path(__file__).with_name("data")
 TABLES = ("published", "collected")

@@ -7,8 +7,8 @@ from brigade.plan.choice.search import candidates
 from brigade.plan.choice.workload import Cluster, Workload
 from brigade.plan.hardware import calibration, catalogue, gpu, gpu_of_device
 from brigade.plan.shape.find import named_shape
-from brigade.train.model.flops import flops_per_token, utilisation
 from brigade.train.recipe.files import REPOSITORY
+from brigade.train.watch.flops import flops_per_token, utilisation
 
 
 # Names as torch.cuda.get_device_name() gives them.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...errors.tables import Fields, table
-from ...train.model.flops import flops_per_token, utilisation
+from ...train.watch.flops import flops_per_token, utilisation
 from ..constants import CONSTANTS
 from ..hardware import Gpu, gpu
 from ..hardware.network import is_measured, joined, unproven_cards

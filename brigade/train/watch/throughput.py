@@ -12,7 +12,7 @@ import torch
 from ..data.collate import About
 from ..distributed import heartbeat, ranks
 from ..distributed.process import this_process
-from ..model.flops import flops_per_token, utilisation
+from .flops import flops_per_token, utilisation
 from .slow_ranks import SlowRanks
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Meter:
         reserved_memory_gib: likewise, what the allocator took from the GPU, free blocks included; only on GPUs
         attended_length: mean over tokens of their sample's length
         slowest_rank_score: of several ranks, over the last steps (slow_ranks.py)
-        mfu: percent (model/flops.py states the convention); only where the GPU is known
+        mfu: percent (flops.py states the convention); only where the GPU is known
         """
         now = time.perf_counter()
         seconds, steps = max(now - (self.began or now) - self.paused, 1e-9), max(self.steps, 1)
