@@ -19,8 +19,6 @@ from brigade.train.model import experts, load
 from brigade.train.model.tiny import shrink
 from brigade.train.recipe import flags
 from brigade.train.step.router_bias import RouterBias
-from brigade.train.strategy import Strategy
-from brigade.train.strategy.axes import NONE, Axes
 from brigade.train.upstream.experts import routing_biases
 from testing.routers import passed, rows, trainer_of
 
@@ -312,16 +310,12 @@ ASKED = ["--router_bias_update_rate", "0.001"]
     ("deepseek_v3", [], "pipeline", "each stage of a pipeline"),
 ])  # fmt: skip
 def test_what_cannot_have_it_is_refused_by_name(model, words, kind, said, mistake):
-    axes = Axes(stages=2) if kind == "pipeline" else NONE
-    message = mistake(
-        lambda: experts.check_router_bias(
-            flags.load([*ASKED, *words]), config_of(model), Strategy(kind, kind, "a test", axes=axes)
-        )
-    )
+    stages = 2 if kind == "pipeline" else 1
+    message = mistake(lambda: experts.check_router_bias(flags.load([*ASKED, *words]), config_of(model), kind, stages))
     assert said in message
     assert "router_bias_update_rate" in message
 
 
 @pytest.mark.parametrize("name, kind", [("deepseek_v3", "zero3"), ("afmoe", "fsdp2"), ("ernie4_5_moe", "zero2")])
 def test_all_others_have_it(name, kind):
-    experts.check_router_bias(flags.load(ASKED), config_of(name), Strategy(kind, kind, "a test"))
+    experts.check_router_bias(flags.load(ASKED), config_of(name), kind, stages=1)

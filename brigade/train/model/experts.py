@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from ...errors import UserError
 from ..recipe.settings import Settings
-from ..strategy.strategy import Strategy
 from ..upstream.experts import balances, routing_biases
 from .sizes import empty_model
 
@@ -62,12 +61,12 @@ def check_router_loss(settings: Settings, config: PreTrainedConfig, stages: int)
             raise UserError(settings.place(key), problem, cure)
 
 
-def check_router_bias(settings: Settings, config: PreTrainedConfig, strategy: Strategy) -> None:
-    """Raise UserError where routers' biases are to be updated and cannot be."""
-    recipe, kind = settings.recipe, config.get_text_config().model_type
+def check_router_bias(settings: Settings, config: PreTrainedConfig, kind: str, stages: int) -> None:
+    """Raise UserError where routers' biases are to be updated and cannot be. kind: of the strategy; stages: of the pipeline"""
+    recipe, model = settings.recipe, config.get_text_config().model_type
     for wrong, problem in (
         (
-            strategy.axes.stages > 1,
+            stages > 1,
             "each stage of a pipeline has some layers, and no step of its own at whose end they are",
         ),
         (recipe.training.torch_compile, "the update counts what routers choose, which torch_compile hides"),
@@ -85,11 +84,11 @@ def check_router_bias(settings: Settings, config: PreTrainedConfig, strategy: St
             _refuse_update(settings, problem)
     biases = routing_biases(empty_model(settings, config))
     if not biases:
-        _refuse_update(settings, f"the routers of {kind} have no bias in Transformers")
+        _refuse_update(settings, f"the routers of {model} have no bias in Transformers")
     if any(bias.experts is None for bias in biases):
-        _refuse_update(settings, f"the biases of {kind} are not one number for each of a layer's fused experts")
-    if strategy.kind == "zero3" and any(bias.is_parameter for bias in biases):
-        _refuse_update(settings, f"the biases of {kind} are parameters, which ZeRO-3 shards", "use FSDP2 or ZeRO-2")
+        _refuse_update(settings, f"the biases of {model} are not one number for each of a layer's fused experts")
+    if kind == "zero3" and any(bias.is_parameter for bias in biases):
+        _refuse_update(settings, f"the biases of {model} are parameters, which ZeRO-3 shards", "use FSDP2 or ZeRO-2")
 
 
 def _refuse_update(settings: Settings, problem: str, otherwise: str = "") -> None:

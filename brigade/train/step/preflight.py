@@ -53,7 +53,7 @@ def check_run(run: Run, config: PreTrainedConfig) -> None:
             raise UserError(settings.place("router_aux_loss_coef"), problem, "set router_aux_loss_coef: 0")
         experts.check_router_loss(settings, config, run.strategy.axes.stages)
     if settings.recipe.training.router_bias_update_rate:
-        experts.check_router_bias(settings, config, run.strategy)
+        experts.check_router_bias(settings, config, run.strategy.kind, run.strategy.axes.stages)
     if settings.recipe.model.use_peft:
         adapters.check_targets(settings, config)
     check_objective(run, config)
