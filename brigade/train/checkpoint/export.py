@@ -14,6 +14,7 @@ from ...errors import UserError
 from ...errors.console import counted
 from ...errors.disk import writing
 from ..data import chat_template
+from ..host import files
 from ..model import adapters, base_files, processor_files
 from ..model.load import load_base, weights
 from ..model.load_trained import load_trained, loading_from_run
@@ -21,7 +22,7 @@ from ..model.location import load_config, location
 from ..model.sizes import empty_model, half_or_full
 from ..recipe.objectives import objective_of
 from ..recipe.settings import Settings
-from ..upstream import file_modes, peft_layers
+from ..upstream import peft_layers
 from . import carried, reading, saved_weights
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def export(
                 _save_adapters(model, state, folder)
             tokenizer.save_pretrained(folder)
             processor_files.write(processor_files.read(settings), folder)
-            file_modes.by_umask(*folder.glob("*.safetensors"))
+            files.by_umask(*folder.glob("*.safetensors"))
     of_adapters = None if state is None else model.peft_config["default"].base_model_name_or_path
     return ExportResult(destination, source, of_adapters, untrained)
 

@@ -27,10 +27,10 @@ from ...errors.disk import of_disk
 from ...errors.tables import Document, Fields
 from ..distributed import ranks
 from ..distributed.exchange import Board, board
+from ..host import files
 from ..run import directory as runs
 from ..run import events, mark, on_disk
 from ..run.on_disk import REPLACED, SAVING
-from ..upstream import file_modes
 from . import manifest, memory_stage
 
 TELLING = 2.0  # seconds in which the rank that failed may say so first
@@ -310,7 +310,7 @@ def _bring(source: BinaryIO | Path, target: Path) -> Fields:
     """Copy an open file, or move one within its file system; sync it. Returns its size and checksum."""
     digest, size = xxhash.xxh3_128(), 0
     if isinstance(source, Path):
-        file_modes.by_umask(source)
+        files.by_umask(source)
         source.replace(target)
         source, copy = target.open("rb", buffering=0), None
     else:

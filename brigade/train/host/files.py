@@ -6,6 +6,7 @@ the model, caches): only its owner may read that, 0600. Directories of logs and 
 
 import errno
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterable, Iterator
@@ -184,3 +185,13 @@ def refuse_other_forms(paths: Iterable[Path]) -> None:
             form = "no text in UTF-8: it holds zero bytes, as UTF-16 does", _UTF_8
         if form:
             raise UserError(str(path), f"{form[0]}, and its name ends with {path.suffix}", form[1])
+
+
+def by_umask(*paths: Path) -> None:
+    """Give these files the mode that a file newly made by this process has: safetensors has written them with 0600 since 0.8.0,
+    whatever the umask (it writes a temporary file and renames it), and whoever serves a model is often another account."""
+    # os.umask() would have to set one to tell it, for all threads.
+    umask = re.search(r"^Umask:\s*([0-7]+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    if umask:
+        for path in paths:
+            path.chmod(0o666 & ~int(umask[1], 8))

@@ -17,7 +17,7 @@ from ..host import files
 from ..model import base_weights
 from ..model.adapter_weights import saved_names
 from ..model.base_files import BaseFiles
-from ..upstream import checkpoint_files, file_modes
+from ..upstream import checkpoint_files
 from .context import TrainingContext
 
 
@@ -38,7 +38,7 @@ def save(trainer: TrainingContext, folder: Path) -> None:
     if trainer.args.should_save:
         if not trainer.run.settings.recipe.model.use_peft:
             _complete(trainer, folder)
-        file_modes.by_umask(*folder.glob("*.safetensors"))  # of a checkpoint, saving.py does it
+        files.by_umask(*folder.glob("*.safetensors"))  # of a checkpoint, saving.py does it
         _check(trainer, folder)
 
 
