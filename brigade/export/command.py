@@ -15,8 +15,8 @@ from ..train.recipe.settings import Settings
 from . import card, gguf_tokenizer, hub
 
 if TYPE_CHECKING:
-    from ..train.checkpoint import export
     from ..train.recipe.model_section import ModelSection
+    from . import hugging_face
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 GGUF = ("F16", "Q8_0")
@@ -42,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the model, and show its files and how to load it. Returns 0."""
-    from ..train.checkpoint import export, saved_weights
+    from ..train.checkpoint import saved_weights
+    from . import hugging_face
 
     saved_weights.check_run(options.output)
     settings = flags.of_run(options.output, options.trust_remote_code)
@@ -63,7 +64,9 @@ def run(options: argparse.Namespace) -> int:
     name = hub.check_push(options.push, options.private) if options.push else ""
     if options.gguf:
         _check_gguf(settings, options.output, options.destination)
-    done = export.export(settings, options.output, options.destination, step=options.step, merge=merge, dtype=dtype)
+    done = hugging_face.export(
+        settings, options.output, options.destination, step=options.step, merge=merge, dtype=dtype
+    )
     if options.gguf:
         _write_gguf(settings, done.directory, options.gguf)
     if name:
@@ -125,7 +128,7 @@ def _write_gguf(settings: Settings, folder: Path, kind: str) -> None:
     gguf.write(folder, folder / f"{name}-{kind}.gguf", kind, gguf.About(name, base.name, base.licence))
 
 
-def _report(done: "export.ExportResult", model: "ModelSection", auto: str, why_merged: str) -> None:
+def _report(done: "hugging_face.ExportResult", model: "ModelSection", auto: str, why_merged: str) -> None:
     from rich.table import Table
 
     table = Table("file", "MB", title=f"{done.directory}, from {done.source}")

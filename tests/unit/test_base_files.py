@@ -8,7 +8,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from brigade.train.checkpoint import carried, export
+from brigade.export import hugging_face
+from brigade.train.checkpoint import carried
 from brigade.train.model import base_files
 from brigade.train.model.config_json import prediction_layers
 from brigade.train.recipe import flags
@@ -103,9 +104,9 @@ def test_a_model_in_one_file_gets_an_index_and_a_later_export_finds_it(base, tmp
     ]  # fmt: skip
     assert "copies of the embeddings" in look(folder).describe()["carried over"]
     config = transformers.AutoConfig.from_pretrained(folder)
-    model, _ = export._whole(settings, config, source, "", None)
+    model, _ = hugging_face._whole(settings, config, source, "", None)
     model.save_pretrained(tmp_path / "exported")
-    said = export._complete(settings, config, tmp_path / "exported", source)
+    said = hugging_face._complete(settings, config, tmp_path / "exported", source)
     assert said == "Carried over from the base, not trained: 3 tensors, model.layers.46.*."
     before, after = all_of(folder), all_of(tmp_path / "exported")
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)

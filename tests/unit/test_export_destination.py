@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from brigade.__main__ import main
 from brigade.errors import UserError
-from brigade.train.checkpoint import export as exporting
+from brigade.export import hugging_face
 from brigade.train.data import builtin
 from brigade.train.recipe import flags
 from brigade.train.recipe.files import REPOSITORY
@@ -42,7 +42,7 @@ def output(tmp_path_factory):
 @pytest.fixture
 def export(output):
     settings = flags.load(["--model_name_or_path", str(output), "--from_scratch", "false"])
-    return lambda destination: exporting.export(settings, output, destination)
+    return lambda destination: hugging_face.export(settings, output, destination)
 
 
 def whole(folder):
@@ -82,7 +82,7 @@ def test_a_failed_export_leaves_nothing(export, tmp_path, monkeypatch, there, st
     destination = tmp_path / "home" / "out"
     (destination if there else destination.parent).mkdir(parents=True)
     with monkeypatch.context() as patched, pytest.raises((OSError, UserError), match="No space left"):
-        patched.setattr(f"{exporting.__name__}.{step}", fails)
+        patched.setattr(f"{hugging_face.__name__}.{step}", fails)
         export(destination)
     assert [path.name for path in destination.parent.iterdir()] == ["out"] * there
     assert not there or not list(destination.iterdir())
@@ -101,7 +101,7 @@ def run(output, tmp_path):
 
 
 def test_a_destination_that_cannot_be_written_is_told_before_anything_is_read(run, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(exporting, "_whole", None)
+    monkeypatch.setattr(hugging_face, "_whole", None)
     (tmp_path / "file").touch()
     for destination, reason in ((tmp_path / "file" / "out", "Not a directory"), (Path("/proc/out"), "No such file")):
         assert main(["export", str(run), str(destination)]) == 2

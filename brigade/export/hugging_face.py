@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...errors import UserError
-from ...errors.console import counted
-from ...errors.disk import writing
-from ..data import chat_template
-from ..host import files
-from ..model import adapters, base_files, processor_files
-from ..model.load import load_base, weights
-from ..model.load_trained import load_trained, loading_from_run
-from ..model.location import load_config, location
-from ..model.sizes import empty_model, half_or_full
-from ..recipe.objectives import objective_of
-from ..recipe.settings import Settings
-from ..upstream import peft_layers
-from . import carried, reading, saved_weights
+from ..errors import UserError
+from ..errors.console import counted
+from ..errors.disk import writing
+from ..train.checkpoint import carried, reading, saved_weights
+from ..train.data import chat_template
+from ..train.host import files
+from ..train.model import adapters, base_files, processor_files
+from ..train.model.load import load_base, weights
+from ..train.model.load_trained import load_trained, loading_from_run
+from ..train.model.location import load_config, location
+from ..train.model.sizes import empty_model, half_or_full
+from ..train.recipe.objectives import objective_of
+from ..train.recipe.settings import Settings
+from ..train.upstream import peft_layers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
