@@ -12,7 +12,7 @@ import pyarrow.parquet
 from brigade.errors import UserError
 from brigade.train.data import rows, sources
 from brigade.train.data.json_rows import JsonDocuments, JsonLines
-from brigade.train.data.rows import Csv, Parquet
+from brigade.train.data.table_rows import Csv, Parquet
 
 Row = dict[str, Any]
 

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from brigade.train.data import rows
 from brigade.train.data.images import _size_of
 from brigade.train.data.json_rows import JsonDocuments, JsonLines
-from brigade.train.data.rows import BadRow, Csv, Parquet, Table
+from brigade.train.data.rows import BadRow
+from brigade.train.data.table_rows import Csv, Parquet, Table
 from testing.data_files import READERS, WRITERS, holds, origin, read, write_json, write_jsonl, write_parquet
 
 cell = st.text(st.characters(exclude_categories=["Cs", "Cc"], include_characters="\n\t\"',"), min_size=1, max_size=12)

@@ -15,7 +15,8 @@ from .builtin import BUILT_IN, HELDOUT, TRAIN
 from .json_rows import JsonDocuments, JsonLines, is_document
 from .keys import Columns
 from .layout import paths_of
-from .rows import Csv, Files, Parquet, Rows, Table
+from .rows import Files, Rows
+from .table_rows import Csv, Parquet, Table
 
 FORMATS: dict[str, type[Files]] = {".jsonl": JsonLines, ".json": JsonLines, ".parquet": Parquet, ".csv": Csv}
 

@@ -14,7 +14,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from brigade.errors import UserError
-from brigade.train.data import chat_template, json_rows, rows, sources
+from brigade.train.data import chat_template, json_rows, rows, sources, table_rows
 from brigade.train.data.chat_template import ChatTemplates
 from brigade.train.data.encode import Encoder, LoadedEncoder
 from brigade.train.host import limits
@@ -108,11 +108,11 @@ def exact_memory():
 
 
 def test_a_parquet_file_that_expands_is_read_row_by_row(tmp_path, monkeypatch, exact_memory):
-    monkeypatch.setattr(rows, "DECODED_BYTES", 50 * MIB)
+    monkeypatch.setattr(table_rows, "DECODED_BYTES", 50 * MIB)
     path = parquet(tmp_path / "x.parquet", 1000, MIB // 5)
     assert path.stat().st_size < 1000
     before = pa.total_allocated_bytes()
-    chunks = rows.Parquet([path]).chunks()
+    chunks = table_rows.Parquet([path]).chunks()
     first = [next(chunks) for _ in range(3)]
     assert [len(list(chunk.rows())) for chunk in first] == [1, 1, 1]
     assert [chunk.after for chunk in first] == [(0, 1), (0, 2), (0, 3)]
@@ -121,9 +121,9 @@ def test_a_parquet_file_that_expands_is_read_row_by_row(tmp_path, monkeypatch, e
 
 
 def test_a_row_that_expands_beyond_all_measure_is_named(tmp_path, monkeypatch, mistake, exact_memory):
-    monkeypatch.setattr(rows, "DECODED_BYTES", 50 * MIB)
+    monkeypatch.setattr(table_rows, "DECODED_BYTES", 50 * MIB)
     path = parquet(tmp_path / "x.parquet", 2, 60 * MIB)
-    told = mistake(list, rows.Parquet([path]).chunks())
+    told = mistake(list, table_rows.Parquet([path]).chunks())
     assert re.search(re.escape(f"{path}, row ") + "[12]\n", told), (
         told
     )  # what was garbage before may have held the first
@@ -132,7 +132,7 @@ def test_a_row_that_expands_beyond_all_measure_is_named(tmp_path, monkeypatch, m
 def test_reading_row_by_row_gives_the_same_rows(tmp_path):
     table = pa.table({"text": [str(n) for n in range(25)]})
     pa.parquet.write_table(table, tmp_path / "x.parquet", row_group_size=10)
-    one = rows.Parquet([tmp_path / "x.parquet"])
+    one = table_rows.Parquet([tmp_path / "x.parquet"])
     found = [(done, batch.to_pylist()[0]["text"]) for batch, done in one._batches(one.paths[0], 7, rows=1)]
     assert found == [(n + 1, str(n)) for n in range(7, 25)]
 
@@ -157,10 +157,10 @@ def test_a_sparse_document_of_a_terabyte_is_refused(tmp_path, monkeypatch, mista
 
 
 def test_a_cell_without_end_is_named(tmp_path, monkeypatch, mistake):
-    monkeypatch.setattr(rows, "ROW_BYTES", 1000)
+    monkeypatch.setattr(table_rows, "ROW_BYTES", 1000)
     path = tmp_path / "x.csv"
     path.write_text("text\nshort\n" + "x" * 2000 + "\n")
-    assert f"{path}, line 3" in mistake(list, rows.Csv([path]).chunks())
+    assert f"{path}, line 3" in mistake(list, table_rows.Csv([path]).chunks())
 
 
 def test_a_number_of_a_million_digits_is_a_bad_row(tmp_path):
