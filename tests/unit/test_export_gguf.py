@@ -10,8 +10,8 @@ from transformers import AutoTokenizer
 from brigade.__main__ import main
 from brigade.export import gguf, gguf_tokenizer
 from brigade.train.data import builtin
-from brigade.train.data.chat_template import PROBES
 from brigade.train.data.layout import TEMPLATES
+from brigade.train.data.probes import PROBES
 from brigade.train.model import gguf_file, pre_tokenizers
 from brigade.train.run.directory import RECORD, SUCCESS
 from testing import gguf_models

@@ -6,8 +6,9 @@ import pytest
 
 from brigade.errors import UserError
 from brigade.train.data import chat_template, encode, report
-from brigade.train.data.chat_template import PROBES, ChatTemplates
+from brigade.train.data.chat_template import ChatTemplates
 from brigade.train.data.marks import AS_SAMPLE, PROMPTED, REWRITTEN, UNTAUGHT
+from brigade.train.data.probes import PROBES, own_refuses
 from brigade.train.data.rows import RowChunk
 from testing.dialogues import FAMILIES, text_of, tokenizers_of_families, unmarked
 
@@ -170,11 +171,8 @@ def test_a_row_does_not_say_how_samples_are_written(machine):
 def test_a_stock_template_that_refuses_what_ours_renders_is_not_called_the_same(tokenizers):
     tokenizer = copy.deepcopy(tokenizers["gemma3"])
     refuses = "{%- if messages[0].role == 'system' -%}{{- raise_exception('System role not supported') -}}{%- endif -%}"
-    assert chat_template.own_refuses(tokenizer_with(tokenizer, unmarked("gemma3")), text_of("gemma3")) == ""
-    assert (
-        chat_template.own_refuses(tokenizer_with(tokenizer, refuses + unmarked("gemma3")), text_of("gemma3"))
-        == "system"
-    )
+    assert own_refuses(tokenizer_with(tokenizer, unmarked("gemma3")), text_of("gemma3")) == ""
+    assert own_refuses(tokenizer_with(tokenizer, refuses + unmarked("gemma3")), text_of("gemma3")) == "system"
 
 
 def tokenizer_with(tokenizer, template):

@@ -18,6 +18,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template, rend
 
 from brigade.train.data import chat_template
 from brigade.train.data.layout import TEMPLATES
+from brigade.train.data.probes import stand_in
 from testing.dialogues import FAMILIES, text_of, tokenizers_of_families, unmarked
 
 CASES = [
@@ -200,7 +201,7 @@ def test_a_stock_template_that_renders_the_same_is_recognised(tokenizers, name, 
         version = "anything"
     tokenizer = copy.deepcopy(tokenizers[name])
     tokenizer.chat_template = f"{{%- set version = '{version}' -%}}" + unmarked(name)
-    found, template = chat_template.stand_in(tokenizer)
+    found, template = stand_in(tokenizer)
     assert found == name and template.endswith(text_of(name))
     messages = called({"a": 1}) if name == "mistral" else HELLO
     assert render(name, messages, template)[0] == render(name, messages, tokenizer.chat_template)[0]
@@ -213,7 +214,7 @@ def test_a_stock_template_that_renders_the_same_is_recognised(tokenizers, name, 
 def test_each_version_of_a_family_is_recognised(tokenizers, name, variable, value):
     tokenizer = copy.deepcopy(tokenizers[name])
     tokenizer.chat_template = f"{{%- set {variable} = {variable} | default({value}) -%}}" + unmarked(name)
-    found, template = chat_template.stand_in(tokenizer)
+    found, template = stand_in(tokenizer)
     assert found == name and template != text_of(name) and template.endswith(text_of(name))
     chat = {"conversation": HELLO, "tokenize": False, "add_generation_prompt": True}
     assert tokenizer.apply_chat_template(**chat, chat_template=template) == tokenizer.apply_chat_template(**chat)
@@ -229,21 +230,21 @@ def test_one_that_writes_tools_or_thoughts_otherwise_is_not_replaced(tokenizers,
     assert old in unmarked(name)
     tokenizer = copy.deepcopy(tokenizers[name])
     tokenizer.chat_template = unmarked(name).replace(old, new)
-    assert chat_template.stand_in(tokenizer) == ("", "")
+    assert stand_in(tokenizer) == ("", "")
 
 
 @pytest.mark.parametrize("stock", ["{{ raise_exception('no') }}", "{% if %}", "", None])
 def test_one_that_renders_nothing_is_not_replaced(tokenizers, stock):
     tokenizer = copy.deepcopy(tokenizers["chatml"])
     tokenizer.chat_template = stock
-    assert chat_template.stand_in(tokenizer) == ("", "")
+    assert stand_in(tokenizer) == ("", "")
 
 
 def test_what_it_refuses_ours_need_not_refuse(tokenizers):
     tokenizer = copy.deepcopy(tokenizers["qwen3"])
     refuses = "{%- for m in messages if m.role == 'tool' -%}{{- raise_exception('no tools') -}}{%- endfor -%}"
     tokenizer.chat_template = refuses + unmarked("qwen3").replace("<tool_response>", "<result>")
-    assert chat_template.stand_in(tokenizer)[0] == "qwen3"
+    assert stand_in(tokenizer)[0] == "qwen3"
 
 
 # ---- the templates themselves ------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from brigade.train.data import chat_template, encode
-from brigade.train.data.chat_template import PROBES, ChatTemplates
+from brigade.train.data.chat_template import ChatTemplates
+from brigade.train.data.probes import PROBES, TOOL
 from brigade.train.data.rows import RowChunk
 from brigade.train.data.tokenise import encoder_of
 from brigade.train.data.turn_by_turn import try_probes
@@ -230,7 +231,7 @@ def test_what_closes_a_chat_is_no_answers(own):
 
 def test_chats_with_tools_may_have_a_template_of_their_own(own):
     tokenizer, loaded = own({"default": text_of("chatml"), "tool_use": "{{ tools }}\n" + UNKNOWN})
-    row = chat("a", "b") | {"tools": [chat_template.TOOL]}
+    row = chat("a", "b") | {"tools": [TOOL]}
     assert (
         learned(tokenizer, encoded(loaded, chat("a", "b"))) == learned(tokenizer, encoded(loaded, row)) == "b<|im_end|>"
     )

@@ -1,15 +1,12 @@
 """The chat template of a run. Generation marks say which tokens are the assistant's; without them it is rendered turn by turn."""
 
-import copy
 import itertools
-import json
 import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...errors import UserError, first_line
 from ..host.limits import (
@@ -21,10 +18,11 @@ from ..host.limits import (
     memory_limit,
     time_limit,
 )
-from ..recipe.files import find, read_yaml, text_of
+from ..recipe.files import find, text_of
 from ..recipe.settings import Settings
 from . import template_forms
 from .layout import NONE, TEMPLATES, ChatFormat
+from .probes import IMAGE_PROBES, PROBES, TOOL, defaulting, own_refuses, render_probe, stand_in
 from .rows import BadRow, Message, Variables
 from .thinking import KEEP, SWITCHES, switch
 from .turn_by_turn import try_probes
@@ -32,31 +30,8 @@ from .turn_by_turn import try_probes
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_TOKEN = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]")
-_FILE = read_yaml(Path(__file__).with_name("probes.yaml"))
-TOOL = _FILE["tool"]
 DATE = "26 Jul 2024"  # what Llama 3.2's template writes where nothing tells it the date
-PROBES, IMAGE_PROBES = (  # as apply_chat_template takes them
-    [
-        {
-            "conversation": probe["messages"],
-            "tools": [TOOL] if probe.get("tools") else None,
-            "add_generation_prompt": probe.get("prompt", False),
-        }
-        for probe in _FILE[name]
-    ]
-    for name in ("probes", "image_probes")
-)
-
-# Other values that a template of ours may begin with, where it stands in for one of several versions.
-_VERSIONS: dict[str, list[dict[str, Any]]] = {
-    "gemma4": [{"version": "small"}],
-    "granite4": [{"version": "4.1"}],
-    "lfm2": [{"version": "2.5"}],
-    "mistral": [{"version": "v11"}, {"version": "v7"}],
-    "qwen3.5": [{"enable_thinking": False}, {"version": "3.6"}],
-}
+_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 @dataclass(frozen=True)
@@ -210,7 +185,7 @@ def _keeping(tokenizer: "PreTrainedTokenizerBase", templates: ChatTemplates, pla
         raise UserError(place, f"{problem} {', '.join(SWITCHES)}", cure)
     if not found:
         return templates
-    return replace(templates, template="".join(map(_default, found.items())) + templates.template, own=False)
+    return replace(templates, template="".join(map(defaulting, found.items())) + templates.template, own=False)
 
 
 def _usable(tokenizer: "PreTrainedTokenizerBase", own: str, probes: list[Message]) -> tuple[str, str, str]:
@@ -225,7 +200,7 @@ def _usable(tokenizer: "PreTrainedTokenizerBase", own: str, probes: list[Message
     if "strftime_now" in own:  # what is prepared tomorrow, or resumed, would be other data
         if "date_string" not in own:
             return "", "", f"{unmarked}: it writes today's date, and takes no date_string in its place"
-        own = _default(("date_string", DATE)) + own
+        own = defaulting(("date_string", DATE)) + own
     ends, reason = try_probes(tokenizer, own, probes)
     return ("", own, "") if ends else ("", "", f"{unmarked}: {reason}")
 
@@ -240,21 +215,6 @@ def chat_format(tokenizer: "PreTrainedTokenizerBase", templates: ChatTemplates) 
     return ChatFormat(
         templates.template, templates.stands_in, stops_of_all, templates.own, turn_by_turn, own_refuses=beyond
     )
-
-
-def own_refuses(tokenizer: "PreTrainedTokenizerBase", template: str) -> str:
-    """Return the role of the first turn that the tokenizer's own template refuses in the probes, and this one renders: Gemma 1's
-    and 2's refuse the system's, which Gemma 3's puts before the question. "": there is none."""
-    own = tokenizer.chat_template
-    own = own["default"] if isinstance(own, dict) else own
-    for probe in PROBES:
-        first = probe["conversation"][0]["role"]
-        if first == "user":
-            continue
-        theirs, ours = (_render(tokenizer, probe, chat_template=each) for each in (own, template))
-        if theirs is None and ours is not None:
-            return first
-    return ""
 
 
 def stops(tokenizer: "PreTrainedTokenizerBase", template: str) -> set[int]:
@@ -272,7 +232,7 @@ def _stops(tokenizer: "PreTrainedTokenizerBase", template: str, probes: list[Mes
     for probe in probes:
         with suppress(Exception):  # it refuses a system turn, or tools
             probe = probe | {"conversation": forms.of(probe["conversation"])}
-            check_length(_render(tokenizer, probe, chat_template=template) or "", probe)
+            check_length(render_probe(tokenizer, probe, chat_template=template) or "", probe)
             whole = tokenizer.apply_chat_template(
                 **probe,
                 chat_template=template,
@@ -290,70 +250,3 @@ def _stops(tokenizer: "PreTrainedTokenizerBase", template: str, probes: list[Mes
                 # Marks that leave out the token behind the last answer: it is learned all the same (marks.py).
                 ends |= found or special.intersection(behind[:1] if number == last else ())
     return ends
-
-
-def stand_in(
-    tokenizer: "PreTrainedTokenizerBase", own: str | None = None, probes: list[Message] = PROBES
-) -> tuple[str, str]:
-    """Return name and text of the template of ours that renders the probes as the tokenizer's own does, or ("", "").
-
-    own: which of the tokenizer's templates is meant; default: its only one
-    A probe that either of the two refuses tells nothing. Tool calls may be written as the tokenizer's own template writes
-    OpenAI's form, arguments as JSON in a text: Mistral's v7 quotes an object's twice.
-    Llama 3.2 and gpt-oss write today's date; ours write a fixed one unless they are given date_string, for data that
-    changed overnight could be neither cached nor repeated.
-    """
-    own = own or tokenizer.chat_template
-    if not own:
-        return "", ""
-    wanted = [
-        (
-            _render(tokenizer, probe, chat_template=own),
-            _render(tokenizer, _with_json_arguments(probe), chat_template=own),
-        )
-        for probe in probes
-    ]
-    if wanted[0][0] is None:
-        return "", ""
-    dates = [{"date_string": time.strftime(form)} for form in ("%d %b %Y", "%d %B %Y", "%Y-%m-%d")]
-
-    def renders_the_same(template: str, variables: Variables) -> bool:
-        for number, (probe, theirs) in enumerate(zip(probes, wanted, strict=True)):
-            ours = _render(tokenizer, probe, chat_template=template, **variables)
-            refused = number > 0 and (theirs[0] is None or (ours is None and not _with_images([probe])))
-            if not refused and ours not in theirs:
-                return False
-        return True
-
-    # Those that have the most tokens in common come first: to compile one takes longer than to render all probes.
-    texts = {path.stem: path.read_text() for path in sorted(TEMPLATES.glob("*.jinja"))}
-    tokens = set(_TOKEN.findall(own))
-    for name, text in sorted(texts.items(), key=lambda item: len(tokens ^ set(_TOKEN.findall(item[1])))):
-        days = dates if "date_string" in text else []
-        for version, date in itertools.product([{}, *_VERSIONS.get(name, [])], [{}, *days]):
-            if renders_the_same(text, version | date):
-                return name, "".join(map(_default, version.items())) + text
-    return "", ""
-
-
-def _with_images(probes: list[Message]) -> bool:
-    """Whether there are chats with images among these."""
-    return any(isinstance(turn["content"], list) for probe in probes for turn in probe["conversation"])
-
-
-def _default(variable: tuple[str, object]) -> str:
-    name, value = variable
-    return f"{{%- set {name} = {name} | default({json.dumps(value)}) -%}}\n"
-
-
-def _with_json_arguments(probe: Message) -> Message:
-    probe = copy.deepcopy(probe)
-    for call in (call for turn in probe["conversation"] for call in turn.get("tool_calls", [])):
-        call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
-    return probe
-
-
-def _render(tokenizer: "PreTrainedTokenizerBase", probe: Message, **variables: object) -> str | None:
-    with suppress(Exception):  # it refuses a system turn, or tools
-        return tokenizer.apply_chat_template(**probe, tokenize=False, **variables)
-    return None

@@ -11,12 +11,13 @@ from typing import Any
 
 from ...errors import UserError
 from . import rendered, template_errors, template_forms, thinking, turn_by_turn
-from .chat_template import TOOL, ChatTemplates, bounded_template, check_length
+from .chat_template import ChatTemplates, bounded_template, check_length
 from .images import MARK, ImageSource
 from .keys import says_nothing
 from .layout import TEMPLATES
 from .marks import AS_SAMPLE, Marks
 from .messages import READ, THOUGHTS
+from .probes import TOOL
 from .rows import BadRow, Message, Tools, Variables
 from .samples import Text
 from .template_forms import ANSWERED, ASKED, Forms
