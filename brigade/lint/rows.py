@@ -12,8 +12,9 @@ from ..train.data.images import NO_RULES, ImageReader, folder_of_images
 from ..train.data.keys import Columns, without_weight
 from ..train.data.layout import NONE
 from ..train.data.marks import SAID
-from ..train.data.rows import BadRow, Parquet, Rows
+from ..train.data.rows import BadRow, Rows
 from ..train.data.samples import Text
+from ..train.data.table_rows import Parquet
 from ..train.host.urls import is_remote
 from ..train.model import named
 from ..train.recipe.data_section import Source
