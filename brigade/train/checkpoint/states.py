@@ -5,7 +5,7 @@ reads its own share, whatever the shares were when the checkpoint was written. F
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import accumulate
@@ -18,9 +18,9 @@ from torch import Tensor
 
 from ...errors import UserError, first_line
 from ...errors.disk import of_disk
-from ..model import scores
+from ..model import load_trained
 from ..model.base_files import stored_in
-from ..upstream import unpickling, without_zero3
+from ..upstream import unpickling
 from . import saved_weights
 from .chunks import Chunks
 from .manifest import ONE, engine_of, tag_of
@@ -120,7 +120,7 @@ class _Whole(States):
             any(saved_as.get(name, name) not in self._file for name in order)
             and not (folder / saved_weights.ADAPTER).is_file()
         ):
-            self._fused = _fused(folder, set(self._file), set(order))
+            self._fused = load_trained.under_other_names(folder, set(self._file), set(order))
         kept = unpickling.load(folder / "optimizer.pt", map_location="cpu", mmap=True)
         self._group = kept["param_groups"][0]
         self._state = {order[number]: state for number, state in kept["state"].items()}
@@ -151,22 +151,6 @@ class _Whole(States):
         return self._file[name].get_tensor(name) if name in self._file else self._fused.get(name)
 
 
-def _fused(folder: Path, in_files: Set[str], trained: Set[str] = frozenset()) -> dict[str, Tensor]:
-    """Return what a checkpoint's files hold under other names than the model: fused parameters of a mixture of experts, which lie
-    there expert by expert (Qwen3-MoE, Mixtral), and what has a name of its own there (MiniMax-M2's biases). They lie whole in
-    memory: what one process has trained fits there.
-
-    trained: names of parameters of which other ones are left out; none: all
-    """
-    with without_zero3():
-        model, loading = scores.auto_class(folder, images=None).from_pretrained(
-            folder, dtype="auto", device_map="cpu", trust_remote_code=False, output_loading_info=True
-        )
-    buffers = {name for name, _ in model.named_buffers()}
-    wanted = (trained | buffers if trained else model.state_dict().keys()) - in_files - set(loading["missing_keys"])
-    return {name: tensor for name, tensor in model.state_dict().items() if name in wanted}
-
-
 @torch.no_grad()
 def complete(model: "PreTrainedModel", folder: Path) -> None:
     """Load into a model what the files of a checkpoint of one process or DDP hold under other names: load_state_dict() has passed
@@ -182,7 +166,7 @@ def complete(model: "PreTrainedModel", folder: Path) -> None:
             in_files |= {*opened.keys()}
     if state.keys() - in_files - model.all_tied_weights_keys.keys():
         with telling(folder):
-            for name, tensor in _fused(folder, in_files).items():
+            for name, tensor in load_trained.under_other_names(folder, in_files).items():
                 state[name].copy_(tensor)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from ..distributed.devices import keep_fp32
 from ..recipe import continued, remote_code
 from ..recipe.objectives import ADAPTERS_OFF, MODEL, reference_of
 from ..recipe.settings import Settings
-from ..upstream import peft_layers
+from ..upstream import peft_layers, without_zero3
 from . import adapter_weights, base_weights, scores
 from .base_weights import AGAIN
 from .load import load_base, weights
@@ -93,3 +93,19 @@ def loading_from_run(folder: Path) -> Iterator[None]:
             raise remote_code.refusal(str(folder), [str(folder)]) from None
         problem = f"what is saved there cannot be loaded: {type(error).__name__}: {first_line(error)}"
         raise of_disk(error) or UserError(str(folder), problem, cure) from None
+
+
+def under_other_names(folder: Path, in_files: Set[str], trained: Set[str] = frozenset()) -> dict[str, torch.Tensor]:
+    """Return what a checkpoint's files hold under other names than the model: fused parameters of a mixture of experts, which lie
+    there expert by expert (Qwen3-MoE, Mixtral), and what has a name of its own there (MiniMax-M2's biases). They lie whole in
+    memory: what one process has trained fits there.
+
+    trained: names of parameters of which other ones are left out; none: all
+    """
+    with without_zero3():
+        model, loading = scores.auto_class(folder, images=None).from_pretrained(
+            folder, dtype="auto", device_map="cpu", trust_remote_code=False, output_loading_info=True
+        )
+    buffers = {name for name, _ in model.named_buffers()}
+    wanted = (trained | buffers if trained else model.state_dict().keys()) - in_files - set(loading["missing_keys"])
+    return {name: tensor for name, tensor in model.state_dict().items() if name in wanted}
