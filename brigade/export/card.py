@@ -15,7 +15,8 @@ from ..train.recipe.method import method_name
 from ..train.recipe.objectives import objective_of
 from ..train.recipe.program import NAMES_CODE
 from ..train.recipe.settings import Settings
-from ..train.run.directory import RECORD, SUCCESS
+from ..train.run.directory import RECORD
+from ..train.run.success import SUCCESS
 
 CARD = "<!-- This card was made by `python -m brigade export --push`, which replaces it as long as this line stands here. -->"
 # Keys whose values are names on the Hub, built-in names or paths; and keys whose values with a slash are paths.

@@ -28,7 +28,8 @@ from ..train.distributed import stop
 from ..train.distributed.launched import PR_SET_PDEATHSIG
 from ..train.host import files
 from ..train.host.cluster import ELASTIC
-from ..train.run.directory import STOPPED, SUCCESS
+from ..train.run.directory import STOPPED
+from ..train.run.success import SUCCESS
 from .policy import NOT_TWICE, SHOWN
 from .status_and_logs import LAUNCH_LOG
 from .supervisor import TRY_LATER, listen

@@ -7,7 +7,8 @@ import torch
 
 from brigade.__main__ import main
 from brigade.export import gguf
-from brigade.train.run.directory import RECORD, SUCCESS
+from brigade.train.run.directory import RECORD
+from brigade.train.run.success import SUCCESS
 from testing.ranks import REPOSITORY
 
 RECIPE = REPOSITORY / "recipes/smollm2-135m"

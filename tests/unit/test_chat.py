@@ -16,8 +16,9 @@ from brigade.train.data import builtin
 from brigade.train.data.encode import LoadedEncoder
 from brigade.train.data.tokenise import encoder_of
 from brigade.train.recipe.files import REPOSITORY
-from brigade.train.run.directory import RECORD, SUCCESS
+from brigade.train.run.directory import RECORD
 from brigade.train.run.ending import next_steps
+from brigade.train.run.success import SUCCESS
 
 NO_SYSTEM = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
 NO_SYSTEM += "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"

@@ -13,7 +13,8 @@ from brigade.export import hugging_face
 from brigade.train.data import builtin
 from brigade.train.recipe import flags
 from brigade.train.recipe.files import REPOSITORY
-from brigade.train.run.directory import RECORD, SUCCESS
+from brigade.train.run.directory import RECORD
+from brigade.train.run.success import SUCCESS
 
 
 @pytest.fixture(scope="module")

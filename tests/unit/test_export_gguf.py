@@ -13,7 +13,8 @@ from brigade.train.data import builtin
 from brigade.train.data.layout import TEMPLATES
 from brigade.train.data.probes import PROBES
 from brigade.train.model import gguf_file, pre_tokenizers
-from brigade.train.run.directory import RECORD, SUCCESS
+from brigade.train.run.directory import RECORD
+from brigade.train.run.success import SUCCESS
 from testing import gguf_models
 
 TEXTS = ["Hello  it's 2026\n\n x", "<|im_start|>user\nFüße 東京 🙂<|im_end|>", "\t12.5 %"]

@@ -15,7 +15,8 @@ from brigade.export.card import Base
 from brigade.train.host import hub as reaching
 from brigade.train.recipe import flags
 from brigade.train.recipe.schema import Recipe
-from brigade.train.run.directory import RECORD, SUCCESS
+from brigade.train.run.directory import RECORD
+from brigade.train.run.success import SUCCESS
 from testing import gguf_models
 from testing.pretended_hub import READS, WRITES, pretended_hub
 

@@ -12,7 +12,8 @@ from brigade.hosts import host_facts
 from brigade.train.checkpoint import manifest, resume, saved_weights
 from brigade.train.host import checksums
 from brigade.train.run import directory as runs
-from brigade.train.run import ending, on_disk, same_run, starts
+from brigade.train.run import on_disk, same_run, starts
+from brigade.train.run.success import SUCCESS, of_model, unfinished
 
 
 def checkpoint(output, step):
@@ -117,7 +118,7 @@ MODEL = b"0123456789" * 400_000  # more than is read of it
 
 def finish(output):
     (output / "model.safetensors").write_bytes(MODEL)
-    (output / runs.SUCCESS).write_text(json.dumps({"steps": 12, **ending.of_model(output)}))
+    (output / SUCCESS).write_text(json.dumps({"steps": 12, **of_model(output)}))
 
 
 def rewritten(name, content):
@@ -131,13 +132,13 @@ def folder_for_model(output):
 
 DAMAGE = {
     "whole": (lambda output: None, ""),
-    "of an earlier version": (rewritten(runs.SUCCESS, b'{"steps": 12}'), ""),
-    "no marker": (lambda output: (output / runs.SUCCESS).unlink(), "there is no success.json"),
-    "no bytes": (rewritten(runs.SUCCESS, b""), "success.json is not what was written"),
-    "half": (rewritten(runs.SUCCESS, b'{"steps": 12, "mod'), "success.json is not what was written"),
-    "a list": (rewritten(runs.SUCCESS, b"[]"), "success.json is not what was written"),
-    "zeros": (rewritten(runs.SUCCESS, bytes(40)), "success.json is not what was written"),
-    "another kind": (rewritten(runs.SUCCESS, b'{"model": [1]}'), "success.json is not what was written"),
+    "of an earlier version": (rewritten(SUCCESS, b'{"steps": 12}'), ""),
+    "no marker": (lambda output: (output / SUCCESS).unlink(), "there is no success.json"),
+    "no bytes": (rewritten(SUCCESS, b""), "success.json is not what was written"),
+    "half": (rewritten(SUCCESS, b'{"steps": 12, "mod'), "success.json is not what was written"),
+    "a list": (rewritten(SUCCESS, b"[]"), "success.json is not what was written"),
+    "zeros": (rewritten(SUCCESS, bytes(40)), "success.json is not what was written"),
+    "another kind": (rewritten(SUCCESS, b'{"model": [1]}'), "success.json is not what was written"),
     "no model": (lambda output: (output / "model.safetensors").unlink(), "model.safetensors is missing"),
     "part of the model": (rewritten("model.safetensors", bytes(100)), "model.safetensors has 100 bytes of 4,000,000"),
     "zeros for a model": (rewritten("model.safetensors", bytes(len(MODEL))), "model.safetensors is not what was written"),
@@ -148,7 +149,7 @@ DAMAGE = {
         "model.safetensors is not what was written"),
     "its first byte": (rewritten("model.safetensors", b"1" + MODEL[1:]), "model.safetensors is not what was written"),
     "no samples, of an earlier version": (
-        lambda output: (output / runs.SUCCESS).write_text(json.dumps({"model": ending.of_model(output)["model"]})), ""),
+        lambda output: (output / SUCCESS).write_text(json.dumps({"model": of_model(output)["model"]})), ""),
     "a folder": (folder_for_model, "model.safetensors is missing"),
 }  # fmt: skip
 
@@ -157,7 +158,7 @@ DAMAGE = {
 def test_a_run_is_finished_where_its_marker_and_its_model_are_whole(output, capsys, damage, problem, mistake):
     finish(output)
     damage(output)
-    assert runs.unfinished(output) == problem
+    assert unfinished(output) == problem
     assert runs._is_finished(SETTINGS, output, resized=False) == (not problem), "it goes on from checkpoint 12"
     assert main(["status", str(output)]) == 0
     said = capsys.readouterr().out
@@ -178,5 +179,5 @@ def test_a_run_is_finished_where_its_marker_and_its_model_are_whole(output, caps
     else:
         assert runs._is_finished(SETTINGS, output, resized=False) == (not problem)
     how = "from 12 to 20 steps"
-    kept = same_run.kept(how, True, output / runs.RECORD, output / runs.SUCCESS)
+    kept = same_run.kept(how, True, output / runs.RECORD, output / SUCCESS)
     assert kept["lengthened"][0]["how"] == how

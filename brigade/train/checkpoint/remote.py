@@ -27,6 +27,7 @@ from ..recipe.settings import Settings
 from ..run import directory as runs
 from ..run import on_disk
 from ..run.on_disk import SAVING
+from ..run.success import SUCCESS, unfinished
 from . import manifest
 from .uploads import MARKERS, There, Uploads, best_of, checkpoints_there, is_record
 
@@ -56,10 +57,10 @@ def bring_records(settings: Settings, world: World) -> None:
             with in_words(settings.remote, PLACE):
                 _check_same(settings, directory, remote.read(runs.RECORD))
         newest = max((found.step for found in _whole(remote, there)), default=0)
-        newest = sys.maxsize if runs.SUCCESS in there else newest
+        newest = sys.maxsize if SUCCESS in there else newest
         if (directory / runs.RECORD).is_file() and newest <= max(on_disk.whole_checkpoints(directory), default=0):
             return  # this host was there when it was written
-        if runs.SUCCESS not in runs.unfinished(directory):
+        if SUCCESS not in unfinished(directory):
             return
         records = [name for name in there if is_record(name)]
         with in_words(settings.remote, PLACE):
@@ -208,11 +209,11 @@ def upload_rest(settings: Settings, world: World) -> None:
         return
     with ranks.agreed(world):
         directory = settings.directory("")
-        if not world.is_main_rank or not (directory / runs.SUCCESS).is_file():
+        if not world.is_main_rank or not (directory / SUCCESS).is_file():
             return
         uploads = _uploads(settings, directory)
         with in_words(settings.remote, PLACE):
-            there = runs.SUCCESS in uploads.storage.sizes() and uploads.storage.read(runs.SUCCESS)
-        if there != (directory / runs.SUCCESS).read_bytes():
+            there = SUCCESS in uploads.storage.sizes() and uploads.storage.read(SUCCESS)
+        if there != (directory / SUCCESS).read_bytes():
             uploads.add_newest()
             uploads.finish()

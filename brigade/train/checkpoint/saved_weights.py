@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from ...errors import UserError, first_line
 from ..run import on_disk
-from ..run.directory import RECORD, SUCCESS, check_exists, unfinished
+from ..run.directory import RECORD, check_exists
+from ..run.success import SUCCESS, unfinished
 from ..upstream import unpickling
 from .manifest import odd_file, tag_of
 

@@ -19,11 +19,12 @@ from ..host import files, storage
 from ..run import directory as runs
 from ..run import events, on_disk, owner, starts
 from ..run.on_disk import SAVING
+from ..run.success import SUCCESS
 from ..upstream.unpickling import is_inside
 from . import manifest
 
 PAUSES = (1.0, 4.0, 15.0, 60.0)  # seconds before each further try of a request that failed
-MARKERS = (runs.SUCCESS, runs.STOPPED)  # uploaded last, as they speak of all the rest
+MARKERS = (SUCCESS, runs.STOPPED)  # uploaded last, as they speak of all the rest
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 T = TypeVar("T")
 _OWN = (owner.FILE, starts.FILE, stop.FILE, SAVING, heartbeat.FOLDER, "nvme_offload")  # of this host

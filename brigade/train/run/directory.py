@@ -17,7 +17,7 @@ from ...errors.console import counted
 from ...errors.tables import Document, Fields
 from ..distributed import consistency, heartbeat, ranks, shared_directory, stop
 from ..distributed.process import this_process
-from ..host import checksums, files
+from ..host import files
 from ..host.cluster import World
 from ..recipe.batch import Batch, length
 from ..recipe.files import another_output, find, read_yaml
@@ -28,9 +28,9 @@ from ..recipe.settings import Settings
 from ..strategy import Strategy
 from . import best_checkpoint, mark, on_disk, owner, page, same_run, starts, versions
 from .offers import Offers
+from .success import SUCCESS, unfinished
 
 RECORD = "run.yaml"
-SUCCESS = "success.json"
 REHEARSAL = "rehearsal.yaml"  # the recipe of a rehearsal, whose model nobody wants
 STOPPED = "stopped.json"  # it was asked to stop, and the same command goes on from the checkpoint that this names
 # In C, where libyaml is there: a run.yaml is read and written within a step.
@@ -257,28 +257,6 @@ def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: Document) 
         if run.world.is_main_rank or (run.world.local_rank == 0 and not shared):
             run = _claim(run, fingerprint, hosts)
     return run
-
-
-def unfinished(directory: Path) -> str:
-    """Return why the run in a directory has not finished, in words: there is no marker, it is not what was written, or the model
-    that it speaks of is not whole. "" where it has.
-
-    Markers of earlier versions name no files of the model, or have no checksums of samples of them: nothing is known of these.
-    """
-    if not (directory / SUCCESS).exists():
-        return f"there is no {SUCCESS}"
-    try:
-        marker = json.loads(files.read(directory / SUCCESS))
-        samples = marker.get("samples", {})
-        for name, size in marker.get("model", {}).items():
-            there = (directory / name).stat().st_size if (directory / name).is_file() else None
-            if there != size:
-                return f"{name} is missing" if there is None else f"{name} has {there:,} bytes of {size:,}"
-            if samples.get(name) and checksums.of_samples(directory / name) != samples[name]:
-                return f"{name} is not what was written"
-    except (OSError, ValueError, RecursionError, AttributeError):
-        return f"{SUCCESS} is not what was written"
-    return ""
 
 
 def _claim(run: Run, fingerprint: str, hosts: list[str]) -> Run:

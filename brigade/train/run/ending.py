@@ -6,15 +6,15 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from ...errors.tables import Fields
 from ..distributed import ranks, stop, tell
 from ..distributed.process import this_process
-from ..host import checksums, files
+from ..host import files
 from ..recipe.batch import length
 from ..recipe.objectives import objective_of
 from ..recipe.settings import Settings
 from . import best_checkpoint, events, on_disk, page
-from .directory import RECORD, REHEARSAL, STOPPED, SUCCESS, Run, release
+from .directory import RECORD, REHEARSAL, STOPPED, Run, release
+from .success import SUCCESS, of_model
 from .versions import now
 
 if TYPE_CHECKING:
@@ -55,15 +55,6 @@ def succeed(run: Run, state: "TrainerState", held_out_loss: float) -> None:
         print(*next_steps(run.settings, run.directory), sep="\n")
     if written:
         print(f"How it went, for the browser: {run.directory / page.FILE}.", flush=True)
-
-
-def of_model(directory: Path) -> Fields:
-    """Return {"model": {name: bytes}, "samples": {name: checksum}} of the weights in a finished run's directory."""
-    names = "*.safetensors", "global_step*/*", "pytorch_model_fsdp_0/*"
-    found = sorted(path for name in names for path in directory.glob(name) if path.is_file())
-    named = {str(path.relative_to(directory)): path for path in found}
-    sizes = {name: path.stat().st_size for name, path in named.items()}
-    return {"model": sizes, "samples": {name: checksums.of_samples(path) for name, path in named.items()}}
 
 
 def next_steps(settings: Settings, directory: Path) -> list[str]:

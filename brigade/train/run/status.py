@@ -9,6 +9,7 @@ from ..host import files
 from ..recipe.files import read_yaml
 from . import directory as runs
 from . import events, on_disk, other_owner, owner, typed
+from .success import SUCCESS, unfinished
 
 LAST = 5  # events that are shown
 
@@ -24,11 +25,11 @@ def of(directory: Path) -> Fields:
     known: Fields = {"directory": str(directory), "strategy": record.get("strategy", {}).get("name")}
     known |= {key: record[key] for key in ("hosts", "started") if key in record}
     known |= {"ranks": ranks_of(record)} if "ranks" in record else {}
-    marker = next((name for name in (runs.SUCCESS, runs.STOPPED) if (directory / name).exists()), None)
-    problem = runs.unfinished(directory)
-    if marker == runs.SUCCESS and problem:
+    marker = next((name for name in (SUCCESS, runs.STOPPED) if (directory / name).exists()), None)
+    problem = unfinished(directory)
+    if marker == SUCCESS and problem:
         marker, known["problem"] = None, problem
-    states = {runs.SUCCESS: "succeeded", runs.STOPPED: "stopped", None: "ended"}
+    states = {SUCCESS: "succeeded", runs.STOPPED: "stopped", None: "ended"}
     known["state"] = "running" if held else states[marker]
     known["owner"] = held
     if marker and not held:

@@ -9,7 +9,8 @@ from ...errors.console import counted
 from ..checkpoint import manifest
 from ..recipe.batch import length
 from ..recipe.files import another_output
-from ..run.directory import SUCCESS, Run
+from ..run.directory import Run
+from ..run.success import SUCCESS
 from .schedule import rate, run_length
 
 

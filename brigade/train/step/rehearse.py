@@ -34,7 +34,8 @@ from ..recipe.model_section import ModelSection
 from ..recipe.objectives import ADAPTERS_OFF, ANSWERS, MODEL, objective_of
 from ..recipe.program import RUNNER, STORY, check_functions, permission, started_as
 from ..recipe.settings import Settings
-from ..run.directory import REHEARSAL, SUCCESS
+from ..run.directory import REHEARSAL
+from ..run.success import SUCCESS
 from ..strategy import Strategy, axis_rules, choose
 from ..strategy.axis_keys import with_axes
 from ..strategy.state_bytes import cut_parameters, model_states

@@ -21,6 +21,7 @@ from brigade.train.host.cluster import World
 from brigade.train.run import directory as runs
 from brigade.train.run import events, mark, on_disk, other_owner, owner, same_run, starts, status
 from brigade.train.run import page as run_page
+from brigade.train.run.success import SUCCESS
 from brigade.train.step import sample_answers
 from brigade.train.strategy import Strategy
 from brigade.train.watch import watch_thread
@@ -257,7 +258,7 @@ def test_a_second_user_gains_no_write_by_links(run, victim, monkeypatch):
             above.chmod(above.stat().st_mode | 0o011)
     victim.chmod(0o600)
     subprocess.run([sys.executable, "-c", AS_A_STRANGER, str(run), str(victim)], check=True)
-    files.write(run / runs.SUCCESS, "{}")
+    files.write(run / SUCCESS, "{}")
     events.add(run, "end", step=4)
     with pytest.raises(Exception, match="is no page of a run"):
         page.write(records.read_records([run]), run / "report.html")
