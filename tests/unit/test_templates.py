@@ -193,6 +193,13 @@ def test_an_own_template_for_which_ours_stood_in_stays(load, tokenizers):
     assert set(tokenizer.convert_tokens_to_ids(ENDS["llama3"])) <= set(generation.eos_token_id)
 
 
+def stands_in(tokenizer, stock):
+    """Name and text of the template of ours that stands in where this one is the tokenizer's own."""
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = stock
+    return stand_in(tokenizer)
+
+
 @every_template
 @pytest.mark.parametrize("version", ["v7", "v11", "v13"])
 def test_a_stock_template_that_renders_the_same_is_recognised(tokenizers, name, version):
@@ -228,23 +235,18 @@ def test_each_version_of_a_family_is_recognised(tokenizers, name, variable, valu
 ])  # fmt: skip
 def test_one_that_writes_tools_or_thoughts_otherwise_is_not_replaced(tokenizers, name, old, new):
     assert old in unmarked(name)
-    tokenizer = copy.deepcopy(tokenizers[name])
-    tokenizer.chat_template = unmarked(name).replace(old, new)
-    assert stand_in(tokenizer) == ("", "")
+    assert stands_in(tokenizers[name], unmarked(name).replace(old, new)) == ("", "")
 
 
 @pytest.mark.parametrize("stock", ["{{ raise_exception('no') }}", "{% if %}", "", None])
 def test_one_that_renders_nothing_is_not_replaced(tokenizers, stock):
-    tokenizer = copy.deepcopy(tokenizers["chatml"])
-    tokenizer.chat_template = stock
-    assert stand_in(tokenizer) == ("", "")
+    assert stands_in(tokenizers["chatml"], stock) == ("", "")
 
 
 def test_what_it_refuses_ours_need_not_refuse(tokenizers):
-    tokenizer = copy.deepcopy(tokenizers["qwen3"])
     refuses = "{%- for m in messages if m.role == 'tool' -%}{{- raise_exception('no tools') -}}{%- endfor -%}"
-    tokenizer.chat_template = refuses + unmarked("qwen3").replace("<tool_response>", "<result>")
-    assert stand_in(tokenizer)[0] == "qwen3"
+    stock = refuses + unmarked("qwen3").replace("<tool_response>", "<result>")
+    assert stands_in(tokenizers["qwen3"], stock)[0] == "qwen3"
 
 
 # ---- the templates themselves ------------------------------------------------------------------------------------
@@ -273,6 +275,15 @@ def test_tulu_begins_as_a_base_model_has_seen_texts_begin(first, begin):
     assert render("tulu", [{"role": "user", "content": "x"}], bos_token=first)[0].startswith(begin)
 
 
+def called(arguments, calls=1):
+    function = {"name": "f", "arguments": arguments}
+    asked = {"role": "assistant", "content": "", "tool_calls": [{"id": "call00001", "function": function}] * calls}
+    return [{"role": "user", "content": "x"}, asked]
+
+
+READ_OBJECTS = ["qwen2.5", "qwen3.5", "glm4.5", "gemma4", "seed-oss", "minimax-m2", "nemotron3", "llama4"]
+READ_BOTH = ["qwen3", "qwen3-2507", "granite4", "deepseek-v3.1"]
+ONE_CALL = ["llama3", "gpt-oss"]  # a message, with arguments as an object
 CALLS = {"tool_calls": [{"id": "short", "function": {"name": "f", "arguments": {}}}]}
 REFUSED = [
     *[(name, "frobnicate", [{"role": "frobnicate", "content": "x"}], {}) for name in FAMILIES if name != "gemma3"],
@@ -347,6 +358,8 @@ REFUSED = [
     ("gemma4", "no response", HELLO, {"tools": [{"function": {
         "name": "f", "response": {"type": "string"}}}]}),
     ("qwen2.5", "only the assistant", [{"role": "user", "content": "x"} | CALLS], {}),
+    *[(name, "must be an object", called('{"a": 1}'), {}) for name in READ_OBJECTS + ONE_CALL],
+    *[(name, "not several", called({"a": 1}, calls=2), {}) for name in ONE_CALL],
 ]  # fmt: skip
 
 
@@ -356,29 +369,9 @@ def test_refuses_what_the_family_cannot_express(name, reason, messages, kwargs):
         render(name, messages, **kwargs)
 
 
-def called(arguments, calls=1):
-    function = {"name": "f", "arguments": arguments}
-    asked = {"role": "assistant", "content": "", "tool_calls": [{"id": "call00001", "function": function}] * calls}
-    return [{"role": "user", "content": "x"}, asked]
-
-
-@pytest.mark.parametrize("name", ["llama3", "gpt-oss"])
-def test_one_call_a_message_with_arguments_as_an_object(name):
+@pytest.mark.parametrize("name", ONE_CALL)
+def test_an_object_of_arguments_is_written_as_json(name):
     assert '{"a": 1}' in render(name, called({"a": 1}))[0]
-    with pytest.raises(TemplateError, match="must be an object"):
-        render(name, called('{"a": 1}'))
-    with pytest.raises(TemplateError, match="not several"):
-        render(name, called({"a": 1}, calls=2))
-
-
-READ_OBJECTS = ["qwen2.5", "qwen3.5", "glm4.5", "gemma4", "seed-oss", "minimax-m2", "nemotron3", "llama4"]
-READ_BOTH = ["qwen3", "qwen3-2507", "granite4", "deepseek-v3.1"]
-
-
-@pytest.mark.parametrize("name", READ_OBJECTS)
-def test_arguments_are_an_object(name):
-    with pytest.raises(TemplateError, match="must be an object"):
-        render(name, called('{"a": 1}'))
 
 
 @pytest.mark.parametrize(
