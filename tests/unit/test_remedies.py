@@ -11,7 +11,7 @@ from transformers import AutoConfig
 
 from brigade.plan import hardware, runs
 from brigade.plan.choice.job_of_run import NotCovered
-from brigade.plan.runs import loading, remedies
+from brigade.plan.runs import prediction, remedies
 from brigade.train.checkpoint import manifest, resume
 from brigade.train.engines import deepspeed_needs
 from brigade.train.host.cluster import World
@@ -284,7 +284,7 @@ def test_what_cannot_be_loaded_is_refused_before_it_is_loaded(
     config = read_config(REPOSITORY / "recipes/llama-3.1-70b/config.json")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, gpu_gib * GIB))
-    monkeypatch.setattr(loading.control_groups, "memory", lambda: host_gib * GIB)
+    monkeypatch.setattr(prediction.control_groups, "memory", lambda: host_gib * GIB)
     run = run_of(ranks, words, **cluster)
     fails = runs.fails_to_load(run, SimpleNamespace(to_dict=lambda: config, _attn_implementation=None))
     assert bool(fails) == bool(refused) and re.search(refused or "", fails[0] if fails else "")
@@ -301,6 +301,6 @@ def test_a_planner_that_cannot_count_what_loads_says_so(error, says, run_of, mon
         raise error
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(loading, "planned_job", planned_job)
+    monkeypatch.setattr(prediction, "planned_job", planned_job)
     assert runs.fails_to_load(run_of(8), None) is None
     assert f"memory while the model loads was not checked: {says}\n" == capsys.readouterr().out

@@ -54,10 +54,10 @@ def what_fits(run: "Run", config: "PreTrainedConfig", needed: float) -> Remedies
 
 
 def fails_to_load(run: "Run", config: "PreTrainedConfig") -> tuple[str, str] | None:
-    """Return why a run's model does not fit while it loads, and a cure (loading.py); None where it does, or nobody can tell."""
-    from . import loading
+    """Return why a run's model does not fit while it loads, and a cure (prediction.py); None where it does, or none can tell."""
+    from . import prediction
 
-    return loading.fails_to_load(run, config)
+    return prediction.fails_to_load(run, config)
 
 
 def rows_that_fit(

@@ -1,19 +1,24 @@
-"""Predict a run with the planner, and set the prediction beside what its first ten steps gave."""
+"""Predict a run with the planner: whether its model can be loaded at all; and set the prediction beside its first ten steps."""
 
 import math
+import sys
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from ...errors import first_line
 from ...errors.tables import Fields
+from ...train.host import control_groups
 from ...train.model.attention import SAMPLE_BY_SAMPLE
 from ...train.run.directory import Run, add_to_record
 from ...train.upstream import attention_of
 from ...train.watch.throughput import STATES, STEPS, WARM_UP, device_name
 from .. import hardware
 from ..choice import job_of_run, job_record
+from ..choice.job_of_run import NotCovered
 from ..costs.estimate import estimate
+from ..costs.host_memory import copied, whole_on_gpu
 from ..costs.job import Job
 from ..costs.memory import GIB
 from ..hardware import calibration
@@ -22,6 +27,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 WAITING = 0.1  # of a step: the share of waiting for data from which on it is named as the reason
+FOUR_BITS = "leave load_in_4bit out: LoRA's base is read by shards; or take GPUs with more memory"
+HOST = "take hosts with more memory, or raise their limit; FSDP2 reads one weight after the other"
 
 
 @dataclass(frozen=True)
@@ -186,3 +193,36 @@ def as_seen(job: Job, *, tokens: float, attended: float, labelled: float) -> Job
     """
     row = max(1, round(tokens * job.context / job.micro_batch))
     return replace(job, sequence=row, attended=attended, labelled=labelled)
+
+
+def fails_to_load(run: Run, config: "PreTrainedConfig") -> tuple[str, str] | None:
+    """Return why this host or this rank's GPU cannot hold a run's model while it loads, and a cure; None where it can, and where
+    there is no GPU. Only weights that are there on any run are counted: neither a process nor CUDA's context.
+
+    Print what may be too much for a host, and why nothing is counted where the planner cannot.
+    """
+    if not torch.cuda.is_available():
+        return None
+    try:
+        job = planned_job(run, config, 0, "")
+        on_gpu, least, most = whole_on_gpu(job), copied(job, certain=True), copied(job)
+    except Exception as error:  # a run that trains does not end for an estimate's sake
+        kind = "" if isinstance(error, NotCovered) else f"the formulas fail on it, {type(error).__name__}: "
+        if run.world.is_main_rank:
+            print(f"memory while the model loads was not checked: {kind}{first_line(error)}", flush=True)
+        return None
+    on_device, on_host = torch.cuda.mem_get_info()[1], control_groups.memory()
+    if on_gpu > on_device:
+        kind = "DeepSpeed" if job.deepspeed else "FSDP2"
+        problem = f"each GPU holds the whole model in 4 bits before {kind} cuts its shards, "
+        return f"{problem}{_compared(on_gpu, on_device)}", FOUR_BITS
+    if least > on_host:
+        return f"its processes own copies of weights while the model loads, {_compared(least, on_host)}", HOST
+    if most > on_host and run.world.local_rank == 0:
+        told = f"its processes may own copies of weights while the model loads, up to {_compared(most, on_host)}"
+        print(f"warning: host {run.world.host}: {told}\n  cure: {HOST}", file=sys.stderr, flush=True)
+    return None
+
+
+def _compared(needed: float, there: float) -> str:
+    return f"{needed / GIB:.1f} GiB by the planner's count, and it has {there / GIB:.1f}"
