@@ -16,7 +16,7 @@ import pytest
 from brigade.errors import UserError
 from brigade.train.checkpoint import manifest, remote, uploads
 from brigade.train.checkpoint.uploads import Uploads
-from brigade.train.data.layout import paths_of
+from brigade.train.data.data_files import paths_of
 from brigade.train.host import checksums, storage, urls
 from brigade.train.host.cluster import World
 from brigade.train.recipe import flags

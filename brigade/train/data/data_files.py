@@ -1,19 +1,32 @@
-"""Data files in object storage: each version of one is downloaded once to the cache, and a run reads the copy.
+"""The files that a recipe's data names. Of those in object storage each version is downloaded once to the cache, and a run reads
+the copy.
 
 The data's fingerprint is of the content, as that of local files is: where the objects lie, and when they were written, is no part
 of it.
 """
 
 import fnmatch
+import glob
 import hashlib
 from pathlib import Path, PurePosixPath
 
 from ...errors import UserError
 from ..host import cache
 from ..host.storage import Storage, in_words, open_storage
+from ..host.urls import is_remote
+from ..recipe.files import find
 
 
-def downloaded(pattern: str, place: str) -> list[Path]:
+def paths_of(name: str, place: str = "") -> list[Path]:
+    """Return the files of a recipe's pattern or name, in the order of their names; of object storage the cache's copies.
+    Raises UserError at `place` where there are none."""
+    if is_remote(name):
+        return _downloaded(name, place)
+    matches = sorted(glob.glob(str(Path(name).expanduser()), recursive=True))  # noqa: PTH207
+    return [Path(path) for path in matches] or [find(name, place, "data file")]
+
+
+def _downloaded(pattern: str, place: str) -> list[Path]:
     """Return local copies of the objects that a URL or a pattern names, in the order of their names. Each version of an object is
     downloaded once to a cache. Raise UserError at `place` where there is none, or none can be had."""
     fixed, wild = pattern, ""

@@ -1,15 +1,11 @@
 """Where prepared data lies, in which versions, and how its chats are written: what its reader and its writer both know."""
 
-import glob
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..host import cache
-from ..host.urls import is_remote
-from ..recipe.files import find
-from .downloads import downloaded
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedTokenizerBase
@@ -63,12 +59,3 @@ def outdated(folder: Path) -> str:
     """Return why prepared data in a directory, where it is what was written, is not this version's, in words; "" where it is."""
     there = json.loads((folder / META).read_text())["format"]
     return "" if there == FORMAT else f"another version of Brigade wrote it (format {there}, now {FORMAT})"
-
-
-def paths_of(name: str, place: str = "") -> list[Path]:
-    """Return the files of a recipe's pattern or name, in the order of their names; of object storage the cache's copies.
-    Raises UserError at `place` where there are none."""
-    if is_remote(name):
-        return downloaded(name, place)
-    matches = sorted(glob.glob(str(Path(name).expanduser()), recursive=True))  # noqa: PTH207
-    return [Path(path) for path in matches] or [find(name, place, "data file")]

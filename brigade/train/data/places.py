@@ -14,8 +14,8 @@ from ...errors.tables import Fields
 from ..recipe.data_section import DataSection, Source
 from ..recipe.settings import Settings
 from .builtin import BUILT_IN, TRAIN
+from .data_files import paths_of
 from .images import LostImage
-from .layout import paths_of
 from .rows import Where
 
 

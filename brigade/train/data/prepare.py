@@ -18,8 +18,9 @@ from ..recipe.objectives import objective_of
 from ..recipe.settings import Settings
 from .build import build
 from .builtin import BUILT_IN, HELDOUT, TRAIN
+from .data_files import paths_of
 from .images import ImageProcessor
-from .layout import ENCODING, FORMAT, META, NONE, TEMPLATES, ChatFormat, folder_of, outdated, paths_of
+from .layout import ENCODING, FORMAT, META, NONE, TEMPLATES, ChatFormat, folder_of, outdated
 from .store import Samples
 from .stream import Stream
 

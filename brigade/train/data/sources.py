@@ -12,9 +12,9 @@ from ..host.urls import is_remote
 from ..recipe.data_section import OF_DATASETS, Source, WeightedSource
 from ..recipe.settings import Settings
 from .builtin import BUILT_IN, HELDOUT, TRAIN
+from .data_files import paths_of
 from .json_rows import JsonDocuments, JsonLines, is_document
 from .keys import Columns
-from .layout import paths_of
 from .rows import Files, Rows
 from .table_rows import Csv, Parquet, Table
 

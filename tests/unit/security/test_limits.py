@@ -10,7 +10,7 @@ import pytest
 
 from brigade import __main__ as verbs
 from brigade.report import library
-from brigade.train.data.downloads import downloaded
+from brigade.train.data.data_files import paths_of
 from brigade.train.host import files
 from brigade.train.local import coordinator
 from brigade.train.step.checkpoints import Checkpoints
@@ -80,5 +80,5 @@ def test_what_a_recipe_has_fetched_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
     (tmp_path / "rows.jsonl").write_text("{}")
     for said in (f"fetching 'file://{tmp_path}/rows.jsonl' (theirs.yaml: data.train_file)", ""):
-        (copy,) = downloaded(f"file://{tmp_path}/rows.jsonl", "theirs.yaml: data.train_file")
+        (copy,) = paths_of(f"file://{tmp_path}/rows.jsonl", "theirs.yaml: data.train_file")
         assert copy.read_text() == "{}" and capsys.readouterr().out.strip() == said
