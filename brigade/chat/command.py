@@ -181,6 +181,7 @@ def load(settings: Settings, options: argparse.Namespace, source: Path, asks: bo
     from ..train.model.images.load import load as load_processor
     from ..train.model.load_trained import loading_from_run, untrained
     from ..train.model.location import load_config
+    from ..train.model.tokenizer import saved_tokenizer
     from ..train.step import sample_answers
 
     warnings.filterwarnings("ignore", category=FutureWarning)  # of libraries among themselves
@@ -192,7 +193,7 @@ def load(settings: Settings, options: argparse.Namespace, source: Path, asks: bo
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = load_config(settings)
     with loading_from_run(source):
-        tokenizer = reading.read_tokenizer(settings, config, source, options.output)
+        tokenizer = saved_tokenizer(settings, config, source, options.output)
         processor = load_processor(settings, tokenizer, config, str(options.output))
         encoder = LoadedEncoder(encoder_of(settings, tokenizer, processor))
         model = reading.read_model(settings, config, source).eval().to(device)

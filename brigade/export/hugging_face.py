@@ -21,6 +21,7 @@ from ..train.model.load import load_base, weights
 from ..train.model.load_trained import load_trained, loading_from_run
 from ..train.model.location import load_config, location
 from ..train.model.sizes import empty_model, half_or_full
+from ..train.model.tokenizer import saved_tokenizer
 from ..train.recipe.objectives import objective_of
 from ..train.recipe.settings import Settings
 from ..train.upstream import peft_layers
@@ -68,7 +69,7 @@ def export(
     untrained = ""
     with _written(destination) as folder:
         with loading_from_run(source):
-            tokenizer = reading.read_tokenizer(settings, config, source, output)
+            tokenizer = saved_tokenizer(settings, config, source, output)
             base = weights(settings, config) if adapted else ""
             load = _merged if merge else _adapters if adapted else _whole
             model, state = load(settings, config, source, base, dtype)

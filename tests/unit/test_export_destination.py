@@ -74,7 +74,7 @@ def test_any_name_of_a_new_or_empty_directory(export, tmp_path, monkeypatch, giv
 
 
 @pytest.mark.parametrize("there", [True, False])
-@pytest.mark.parametrize("step", ["reading.read_tokenizer", "_whole"])
+@pytest.mark.parametrize("step", ["saved_tokenizer", "_whole"])
 def test_a_failed_export_leaves_nothing(export, tmp_path, monkeypatch, there, step):
     def fails(*_):
         with Path("/dev/full").open("w") as full:

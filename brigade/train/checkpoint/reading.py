@@ -1,11 +1,10 @@
-"""A model and its tokenizer out of what a run saved, whichever strategy wrote it, ready to compute."""
+"""A model out of what a run saved, whichever strategy wrote it, ready to compute."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import UserError
-from ..data import tokenizer_trial
-from ..model import adapters, tokenizer
+from ..model import adapters
 from ..model.load import load_base, weights
 from ..model.load_trained import load_trained
 from ..model.sizes import half_or_full
@@ -15,7 +14,7 @@ from . import saved_weights
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 def read_model(settings: Settings, config: "PreTrainedConfig", source: Path) -> "PreTrainedModel":
@@ -53,16 +52,3 @@ def read_adapters(
         problem = f"its adapters are not those of run.yaml: {len(odd)} names differ, e.g. {odd[0]}"
         raise UserError(str(source), problem, saved_weights.OTHER_STEP)
     return state
-
-
-def read_tokenizer(
-    settings: Settings, config: "PreTrainedConfig", source: Path, output: Path
-) -> "PreTrainedTokenizerBase":
-    """Load the tokenizer in the checkpoint, or else in the run's directory: FSDP2's checkpoints hold none."""
-    from transformers import AutoTokenizer
-
-    for folder in (source, output):
-        if (folder / "tokenizer_config.json").is_file():
-            tokenizer_trial.check(folder, str(folder))
-            return AutoTokenizer.from_pretrained(folder, trust_remote_code=settings.recipe.model.trust_remote_code)
-    return tokenizer.load_tokenizer(settings, config.get_text_config().vocab_size)

@@ -1,5 +1,6 @@
 """The tokenizer of a run's model, and the size of the model's vocabulary."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import UserError
@@ -9,7 +10,7 @@ from .location import check_length, load_config, location
 from .new_tokens import is_made_up, read_tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 
 def load_tokenizer(settings: Settings, words: int) -> "PreTrainedTokenizerBase":
@@ -34,6 +35,19 @@ def load_tokenizer(settings: Settings, words: int) -> "PreTrainedTokenizerBase":
         problem = f"{name!r} has {len(tokenizer)} tokens, but the model's vocabulary {words}"
         raise UserError(place, problem, "name the model's own tokenizer")
     return tokenizer
+
+
+def saved_tokenizer(
+    settings: Settings, config: "PreTrainedConfig", source: Path, output: Path
+) -> "PreTrainedTokenizerBase":
+    """Load the tokenizer in the checkpoint, or else in the run's directory: FSDP2's checkpoints hold none."""
+    from transformers import AutoTokenizer
+
+    for folder in (source, output):
+        if (folder / "tokenizer_config.json").is_file():
+            tokenizer_trial.check(folder, str(folder))
+            return AutoTokenizer.from_pretrained(folder, trust_remote_code=settings.recipe.model.trust_remote_code)
+    return load_tokenizer(settings, config.get_text_config().vocab_size)
 
 
 def _check_belongs(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> None:
