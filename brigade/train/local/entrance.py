@@ -17,7 +17,6 @@ from typing import Any
 
 NONCE = 64  # letters
 SIDES = ("coordinator", "replica")
-OVERHEAD = 66  # bytes of a line beside its message
 
 
 def nonce() -> bytes:
