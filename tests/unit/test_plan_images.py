@@ -240,7 +240,7 @@ def test_the_command_plans_a_model_with_images(plan):
 
 def test_no_rehearsal_is_offered_that_would_be_refused(plan):
     code, text = plan("recipes/qwen3-vl-8b/full.yaml")
-    assert code == 0 and "--rehearse" not in text and "deepspeed --hostfile" in text
+    assert code == 0 and "--rehearse" not in text and "python -m brigade launch" in text
 
 
 def test_what_does_not_fit_has_a_way_out(plan):

@@ -28,7 +28,7 @@ OVER_10_GBE = ["llama-3.1-70b", "--hostfile", "hostfiles/2x8", "--gpu", "H100", 
     (ON_DISKS, "ZeRO-3 NVMe on 1 x 1 A100 80GB", "its states go through the hosts' disks", [
         "2 GPUs instead of 1", "GiB of memory in each host instead of", "LoRA instead of",
     ]),
-    (OVER_10_GBE, "ZeRO-3 offload on 2 x 8 H100 80GB", "of its step waits for the network", [
+    (OVER_10_GBE, "ZeRO-3 offload param on 2 x 8 H100 80GB", "of its step waits for the network", [
         "1 node instead of 2", "3,200 Gbit/s between nodes instead of 10", "LoRA instead of",
     ]),
 ])  # fmt: skip

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import PreTrainedModel
 from transformers.trainer_callback import TrainerCallback
 
 from ...errors import UserError
@@ -51,7 +52,7 @@ from .optimizers import own_optimizer
 from .router_bias import RouterBias
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+    from transformers import PreTrainedTokenizerBase, TrainingArguments
     from transformers.utils import ModelOutput
 
     from ..data.prepare import Prepared
