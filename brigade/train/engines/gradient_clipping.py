@@ -28,10 +28,8 @@ def global_norm(tensors: Iterable[torch.Tensor], device: torch.device | str | No
         else:
             layouts[tensor.device, None].append(tensor)
     total = torch.zeros((), dtype=torch.float64, device=next(iter(layouts), (device,))[0])
-    for (of, layout), parts in layouts.items():
-        square = (
-            _square_on_cpu(parts) if of.type == "cpu" else torch.stack(torch_optim.norms(parts)).double().square().sum()
-        )
+    for (_, layout), parts in layouts.items():
+        square = _square(parts)
         if layout is not None:
             mesh, placements = layout
             # Not is_shard(): a matrix that is also divided over a tensor group is a _StridedShard.
@@ -41,18 +39,20 @@ def global_norm(tensors: Iterable[torch.Tensor], device: torch.device | str | No
     return total.sqrt()
 
 
-def _square_on_cpu(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Return the sum of squares in float64, as a scalar.
+def _square(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Return the sum of squares of tensors of one device, as a float64 scalar.
 
-    By chunks that are converted into the same memory again and again: torch's norm would make a copy of each tensor in float64,
-    and new pages cost several times what the sum does.
+    On a CPU by chunks that are converted into the same memory again and again: torch's norm in float64 copies each tensor into
+    new pages, which costs several times what the sum does. On a GPU a reduction is a tree, exact enough in fp32.
     """
+    if tensors[0].device.type != "cpu":
+        return torch.stack(torch_optim.norms(tensors)).double().square().sum()
     converted = torch.empty(CHUNK, dtype=torch.float64)
-    chunks = [chunk for tensor in tensors for chunk in tensor.reshape(-1).split(CHUNK)]
     total = torch.zeros((), dtype=torch.float64)
-    for chunk in chunks:
-        here = converted[: len(chunk)].copy_(chunk)
-        total += torch.dot(here, here)
+    for tensor in tensors:
+        for chunk in tensor.reshape(-1).split(CHUNK):
+            here = converted[: len(chunk)].copy_(chunk)
+            total += torch.dot(here, here)
     return total
 
 
