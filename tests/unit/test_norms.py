@@ -38,7 +38,10 @@ def test_norm_is_numpys_in_float64(shapes, seed, scale, dtype):
 
 def test_norm_of_many_elements():
     # In fp32 a CPU adds up this many squares one after another, and is off by 1e-5 and more.
+    # Several chunks and the rest of one; and a view whose elements do not lie one behind the other.
     tensor = torch.full((3000, 1000), 1.1e-3)
+    tensor[-1] = 7.0
+    assert global_norm([tensor.t()]).item() == pytest.approx(norm_by_numpy([tensor]), rel=1e-10)
     assert global_norm([tensor]).item() == pytest.approx(norm_by_numpy([tensor]), rel=1e-10)
 
 

@@ -9,6 +9,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from ..upstream import torch_optim
 
+CHUNK = 2**17  # elements that are in float64 at a time: 1 MiB, which stays in a core's cache
+
 
 @torch.no_grad()  # to_local() then hands out what is there
 def global_norm(tensors: Iterable[torch.Tensor], device: torch.device | str | None = None) -> torch.Tensor:
@@ -26,10 +28,8 @@ def global_norm(tensors: Iterable[torch.Tensor], device: torch.device | str | No
         else:
             layouts[tensor.device, None].append(tensor)
     total = torch.zeros((), dtype=torch.float64, device=next(iter(layouts), (device,))[0])
-    for (of, layout), parts in layouts.items():
-        # On a GPU a reduction is a tree, exact enough in fp32, and float64 would copy the tensor.
-        norms = torch_optim.norms(parts, torch.float64 if of.type == "cpu" else torch.float32)
-        square = torch.stack(norms).double().square().sum()
+    for (_, layout), parts in layouts.items():
+        square = _square(parts)
         if layout is not None:
             mesh, placements = layout
             # Not is_shard(): a matrix that is also divided over a tensor group is a _StridedShard.
@@ -37,6 +37,23 @@ def global_norm(tensors: Iterable[torch.Tensor], device: torch.device | str | No
             square = DTensor.from_local(square, mesh, sums).full_tensor()
         total = total.to(square.device) + square
     return total.sqrt()
+
+
+def _square(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Return the sum of squares of tensors of one device, as a float64 scalar.
+
+    On a CPU by chunks that are converted into the same memory again and again: torch's norm in float64 copies each tensor into
+    new pages, which costs several times what the sum does. On a GPU a reduction is a tree, exact enough in fp32.
+    """
+    if tensors[0].device.type != "cpu":
+        return torch.stack(torch_optim.norms(tensors)).double().square().sum()
+    converted = torch.empty(CHUNK, dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64)
+    for tensor in tensors:
+        for chunk in tensor.reshape(-1).split(CHUNK):
+            here = converted[: len(chunk)].copy_(chunk)
+            total += torch.dot(here, here)
+    return total
 
 
 def clip_(parameters: Iterable[torch.nn.Parameter], max_norm: float) -> torch.Tensor:

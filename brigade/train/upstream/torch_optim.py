@@ -22,9 +22,9 @@ def adjusted_rate(learning_rate: float, adjust_lr_fn: str, rows: int, columns: i
 # ---- many tensors at once -------------------------------------------------------------------------------------------
 # Functions over many tensors at once, which torch's own clipping and optimizers call (torch/nn/utils/clip_grad.py,
 # torch/optim/adam.py): a single call of Python, and on a GPU few kernels.
-def norms(tensors: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
-    """Return the Euclidean norm of each tensor, summed in this precision."""
-    return list(torch._foreach_norm(tensors, 2, dtype))
+def norms(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the Euclidean norm of each tensor, summed in fp32."""
+    return list(torch._foreach_norm(tensors, 2, torch.float32))
 
 
 def scale_(tensors: list[torch.Tensor], factor: torch.Tensor) -> None:
