@@ -34,7 +34,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "jsd": {"loss_type": "jsd", "beta": 0.3, "learning_rate": 0.5},
     "warm": {"kd_temperature": 2.0, "kd_ratio": 1.0, "learning_rate": 0.1},
     "few": {"learning_rate": 0.3, "teacher_top_k": 8},
-    "few reverse": {"loss_type": "reverse_kl", "learning_rate": 0.3, "teacher_top_k": 8, "kd_temperature": 2.0},
+    "few reverse": {"loss_type": "reverse_kl", "learning_rate": 0.3, "teacher_top_k": 8},
     "few jsd": {"loss_type": "jsd", "beta": 0.3, "learning_rate": 0.5, "teacher_top_k": 8},
     "half": {"learning_rate": 0.3, "bf16": True},
 }
