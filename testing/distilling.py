@@ -33,6 +33,9 @@ FORMS: dict[str, dict[str, Any]] = {
     "reverse": {"loss_type": "reverse_kl", "learning_rate": 0.3},
     "jsd": {"loss_type": "jsd", "beta": 0.3, "learning_rate": 0.5},
     "warm": {"kd_temperature": 2.0, "kd_ratio": 1.0, "learning_rate": 0.1},
+    "few": {"learning_rate": 0.3, "teacher_top_k": 8},
+    "few reverse": {"loss_type": "reverse_kl", "learning_rate": 0.3, "teacher_top_k": 8},
+    "few jsd": {"loss_type": "jsd", "beta": 0.3, "learning_rate": 0.5, "teacher_top_k": 8},
     "half": {"learning_rate": 0.3, "bf16": True},
 }
 STRATEGIES: dict[str, list[str]] = {
@@ -44,6 +47,7 @@ STRATEGIES: dict[str, list[str]] = {
     **{f"{kind}_sp2": axes_sequence.strategy(kind, 2, 2) for kind in ("ddp", "zero3", "fsdp2")},
     "fsdp2_ep2": axes.flags(Axes(experts=2), "fsdp2"),
 }
+SINGLY = ["--per_device_train_batch_size", "1", "--per_device_eval_batch_size", "1"]
 VARIANTS: dict[str, list[str]] = {
     "": [],
     "packed": ["--packing", "true", "--global_batch_size", "32"],
@@ -51,6 +55,8 @@ VARIANTS: dict[str, list[str]] = {
     "tiles": ["--tiled_loss", "7"],
     "LoRA": ["--use_peft", "true"],
     "recomputed": ["--activation_checkpointing", "true"],
+    "singly": SINGLY,
+    "all kept": [*SINGLY, "--teacher_top_k", "99999"],  # more words than there are
     "4 bits": ["--teacher_load_in_4bit", "true"],
 }
 
@@ -166,12 +172,23 @@ def _means(student: Any, teacher: Any, samples: list[Tokens], keys: dict[str, An
             other = teacher(input_ids=ids, use_cache=False).logits[0, at, : own.shape[-1]].double()
         crossed = torch.nn.functional.cross_entropy(own, ids[0, sample.first : sample.end], reduction="sum")
         warm = keys["kd_temperature"]
-        apart = warm**2 * _divergence(Categorical(logits=other / warm), Categorical(logits=own / warm), keys).sum()
+        both = [Categorical(logits=each / warm) for each in (other, own)]
+        if "teacher_top_k" in keys:
+            both = _with_rest(*both, keys["teacher_top_k"])
+        apart = warm**2 * _divergence(*both, keys).sum()
         loss = ((1 - ratio) * crossed + ratio * apart) / count
         if loss.requires_grad:
             loss.backward()
         figures.append([float(loss.detach()), float(apart.detach()) / count, float(crossed.detach()) / count])
     return dict(zip(("loss", "divergence", "cross_entropy"), map(math.fsum, zip(*figures, strict=True)), strict=True))
+
+
+def _with_rest(teacher: Categorical, student: Categorical, k: int) -> list[Categorical]:
+    """Return both over the k most likely words of the teacher and one that stands for all others."""
+    likely = teacher.probs.argsort(-1, descending=True)
+    kept, others = likely[:, :k], likely[:, k:]
+    parts = [(each.probs.gather(-1, kept), each.probs.gather(-1, others)) for each in (teacher, student)]
+    return [Categorical(probs=torch.cat([own, rest.sum(-1, keepdim=True)], -1)) for own, rest in parts]
 
 
 def _divergence(teacher: Categorical, student: Categorical, keys: dict[str, Any]) -> torch.Tensor:

@@ -8,16 +8,22 @@ from testing import distilling, marks, preferences
 from testing.distilling import BATCH, Case, worst
 from testing.preferences import TRAINED
 
+EXACT = (*distilling.FIGURES, "eval_loss", "eval_divergence")
 TOLERANCE = 1e-5  # relative
-QUICK = [Case("forward", "fsdp2", 2), Case("reverse", "zero3", 2)]
+QUICK = [Case("forward", "fsdp2", 2), Case("reverse", "zero3", 2), Case("few", "fsdp2", 2)]
 SLOW = [
     *(Case(form) for form in ("jsd", "warm")),
     *(Case("forward", variant=variant) for variant in ("packed", "padded", "tiles", "recomputed")),
     *(Case("forward", strategy, 2) for strategy in ("ddp", "zero2", "ddp_pp2", "zero3_sp2", "fsdp2_ep2")),
     *(Case("forward", strategy, 4) for strategy in ("hsdp", "fsdp2_tp2")),
+    *(Case(form) for form in ("few reverse", "few jsd")),
+    *(Case("few", variant=variant) for variant in ("packed", "padded")),
+    *(Case("few", strategy, 2) for strategy in ("zero3_sp2", "ddp_pp2", "fsdp2_ep2")),
 ]
 MATRIX = [
     *(Case("forward", strategy, 2) for strategy in ("zero1", "zero1_pp2", "ddp_sp2", "fsdp2_sp2", "ddp_tp2")),
+    *(Case("few", strategy, 2) for strategy in ("ddp", "zero2", "zero3", "fsdp2_sp2", "ddp_tp2")),
+    *(Case("few", strategy, 4) for strategy in ("hsdp", "fsdp2_tp2")),
     *(Case(form, strategy, 3) for form in ("forward", "reverse", "jsd", "warm")
       for strategy in ("ddp", "zero2", "zero3", "fsdp2")),
     *(Case("forward", strategy, 2, variant) for strategy in ("zero3", "fsdp2") for variant in ("packed", "padded", "recomputed")),
@@ -25,7 +31,9 @@ MATRIX = [
 # What a plain loop does not compute is that of one process.
 ADAPTED = [Case("forward", strategy, 2, "LoRA") for strategy in ("ddp", "zero3", "fsdp2")]
 QUANTISED = Case("forward", "fsdp2", 2, "4 bits")
-BY_NAME = {str(case): case for case in [*QUICK, *SLOW, *MATRIX, *ADAPTED, QUANTISED]}
+LIVE = [Case("forward", "single", 1, "singly"), Case("warm", "ddp", 2, "singly")]
+KEPT = {str(case): case._replace(variant="all kept") for case in LIVE}
+BY_NAME = {str(case): case for case in [*QUICK, *SLOW, *MATRIX, *ADAPTED, QUANTISED, *LIVE]}
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +43,10 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def logs(folder, asked_for):
-    asked = [BY_NAME[name] for name in sorted(asked_for("name") | asked_for("alone"))]
+    asked = [BY_NAME[name] for name in sorted(asked_for("name") | asked_for("alone") | asked_for("live"))]
+    kept = [KEPT[name] for name in sorted(asked_for("live"))]
     alone = {Case("forward", variant=BY_NAME[name].variant) for name in asked_for("alone")}
-    return distilling.run_cases(folder, [*asked, *sorted(alone)])
+    return distilling.run_cases(folder, [*asked, *sorted(alone), *kept])
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +73,15 @@ def test_adapters_and_a_teacher_in_4_bits_learn_what_one_process_does(alone, log
     of_one = logs[Case("forward", variant=case.variant)]
     found = worst(preferences.steps_of(logs[case]), preferences.steps_of(of_one))
     assert all(difference <= TOLERANCE for difference in found.values()), found
+
+
+@pytest.mark.parametrize("live", marks.named(LIVE[:1], LIVE[1:], []))
+def test_all_words_kept_before_training_teach_what_the_teacher_itself_does_bit_for_bit(live, logs):
+    """Where both read the same micro-batches: of one sequence."""
+    own, other = (
+        [{key: entry.get(key) for key in EXACT} for entry in logs[case]] for case in (BY_NAME[live], KEPT[live])
+    )
+    assert own == other and any(entry["eval_divergence"] for entry in own)
 
 
 @pytest.mark.cases(name=str(QUICK[0]))

@@ -137,6 +137,9 @@ class Collate:
         batch = self._flat(sequences) if how.end_to_end and not padded else self._padded(sequences)
         if any((sequence["weights"] != 1).any() for sequence in sequences if "weights" in sequence):
             batch[WEIGHTS] = _weights(sequences, batch)
+        told = [sequence[TEACHER] for sequence in sequences if TEACHER in sequence]
+        if told:
+            batch[TEACHER] = torch.from_numpy(np.concatenate(told))
         if how.marks:
             batch[REAL] = _real(sequences, batch["input_ids"])
         if how.compares:

@@ -15,6 +15,7 @@ from ..host.checksums import Manifest
 from ..recipe.objectives import ANSWERS
 from .image_store import StoredImages
 from .kinds import KINDS
+from .known import Known
 from .packing import Sequences
 from .stored_files import Flat, array
 
@@ -32,8 +33,8 @@ class Samples(Sequence[TokenSequence]):
 
     Samples of PAIRS alternate: better, worse, better, worse. JUDGED have two further keys. "desirable": bool (samples,), whether
     each answer is labelled good; "mismatched": a TokenSequence of as many samples, each the prompt of one with the answer of
-    another row, cut at max_length: KTO estimates a KL divergence by them. From take_reference() on there is "reference", in both:
-    fp64 (samples,).
+    another row, cut at max_length: KTO estimates a KL divergence by them. From take_known() on there is "reference", in both:
+    fp64 (samples,); or "teacher": fp64 (supervised tokens, columns), rows of divergence.as_rows().
 
     In the training split of a store with weights there is "weights": float64 (samples of the sequence,), those of their losses.
 
@@ -42,7 +43,7 @@ class Samples(Sequence[TokenSequence]):
 
     streamed = False
     _manifest: Manifest = None  # type: ignore[assignment]  # until __init__
-    _reference: np.ndarray | None = None  # of all samples in the store: their own, and of JUDGED the mismatched ones'
+    _known: Known | None = None  # of all samples in the store: their own, and of JUDGED the mismatched ones'
 
     def __init__(
         self, folder: Path, split: str, most: int | None = None, rows: str = ANSWERS, max_length: int | None = None
@@ -82,21 +83,22 @@ class Samples(Sequence[TokenSequence]):
         if self.kind.mismatched:
             found["desirable"] = np.array(self._desirable[samples])
             found["mismatched"] = _end_to_end([self._mismatched(sample) for sample in samples])
-        if self._reference is not None:
-            known = self._reference[samples]
-            found["reference"] = known[:, 0]
+        if self._known:
+            values, key = self._known.of(samples), self._known.key
+            found[key] = values if key == "teacher" else values[:, 0]
             if self.kind.mismatched:
-                found["mismatched"]["reference"] = known[:, 1]
+                found["mismatched"][key] = values[:, 1]
         return found
 
-    @property
-    def samples_in_store(self) -> int:
-        """Return how many samples the store has, of this split and of others."""
-        return len(self._counts)
+    def begins_of_rows(self, by_token: bool) -> np.ndarray:
+        """Return at which row the supervised tokens of each sample begin, in the store and not only in this split, and their end;
+        not by_token: a sample has one row. int64 (samples + 1,)"""
+        rows = np.asarray(self._counts, np.int64) if by_token else np.ones(len(self._counts), np.int64)
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(rows)])
 
-    def take_reference(self, values: np.ndarray) -> None:
-        """Give each sample the log-probability of its answer under a reference. values: fp64 (samples in the store, 1 or 2)"""
-        self._reference = values
+    def take_known(self, known: Known) -> None:
+        """Give each sample what a second model says of it: of a reference, 1 or 2 columns for each answer."""
+        self._known = known
 
     def _sample(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the token ids of a sample, and which of them are supervised."""
@@ -155,10 +157,10 @@ class Samples(Sequence[TokenSequence]):
 
     def __getstate__(self) -> tuple[object, ...]:  # a worker process maps the files anew
         how = self.folder, self.split, self.most, self.rows, self.max_length
-        return *how, self._manifest, self._reference
+        return *how, self._manifest, self._known
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        *how, self._manifest, self._reference = state
+        *how, self._manifest, self._known = state
         self.__init__(*how)  # type: ignore[misc]
 
 

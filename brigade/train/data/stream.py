@@ -48,13 +48,13 @@ FACTS = "facts.json"  # in a window
 
 def check(settings: Settings) -> None:
     """Raise UserError for a recipe that streams without saying for how long, that says it in samples, that has several
-    sources and no weights, or that learns preferences."""
+    sources and no weights, or that learns what another model says of all rows before training."""
     data, training = settings.recipe.data, settings.recipe.training
-    if objective_of(training).compares:
+    if objective_of(training).compares or training.teacher_top_k:
         problem = (
             f"objective {training.objective} needs all rows before training begins, and a stream has a window of them"
         )
-        raise UserError(settings.place("streaming"), problem, "remove it: preferences are prepared once and cached")
+        raise UserError(settings.place("streaming"), problem, "remove it: these rows are prepared once and cached")
     if training.max_steps < 1:
         problem = "a stream has no length, and max_steps is not set"
         raise UserError(settings.place("max_steps"), problem, "set max_steps")

@@ -1,22 +1,26 @@
 """Distillation: of each supervised token the model learns what a teacher says of all words, and not only which one comes.
 
 The teacher reads each micro-batch before the model does, up to its last hidden states. What it says of a word is computed from
-these in the tile of tokens in which the model's own loss is (tiled.py): neither model's logits ever exist whole.
+these in the tile of tokens in which the model's own loss is (tiled.py): neither model's logits ever exist whole. Or it reads all
+samples once before the first step, what it says of its most likely words is kept (precomputed.py), and it is dropped.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, distributed
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from ...errors import UserError
 from .. import upstream
 from ..data.answers import samples_of
 from ..data.collate import TEACHER, Inputs
-from ..data.store import MicroBatch, TokenSequence
+from ..data.prepare import Prepared
+from ..data.store import IGNORED, MicroBatch, TokenSequence
+from ..distributed import consistency
 from ..distributed.process import this_process
 from ..engines.engine import StepContext
 from ..model import load, packed_samples, trial
@@ -26,8 +30,9 @@ from ..model.tokenizer import load_tokenizer
 from ..recipe.settings import Settings
 from ..run.directory import Run
 from ..run.hooks import Feature
-from . import divergence, second_model
+from . import divergence, second_model, tiled
 from .divergence import Said
+from .precomputed import Look, Precomputed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -51,6 +56,7 @@ class Distillation(Feature):
     sums: whether the model was in training -> sums over tokens of the cross-entropy, the divergence and their weights, since they
         were last taken: (3,)
     before: those of training before the current step
+    words: those that both have; k: of these, so many most likely ones are kept, or None: the teacher reads each micro-batch
     """
 
     model: "PreTrainedModel | None" = None
@@ -62,32 +68,89 @@ class Distillation(Feature):
         nothing = torch.zeros(3, dtype=torch.float64, device=trainer.args.device)
         self.sums = {True: nothing, False: nothing.clone()}
         self.before = nothing
+        rows = (trainer.model.config, load_config(of_teacher(self.settings)))
+        self.words = min(config.get_text_config().vocab_size for config in rows)
+        self.k = kept_words(self.settings, self.words)
 
     def begin(self, checkpoint: Path | None) -> None:
         this_process.timeline.enter("teacher")
+        if self.k is None:
+            self._load()
+            return
+
+        def load() -> Look:
+            self._load(everywhere=True)
+            return self._look
+
+        columns = divergence.columns(self.k, self.words)
+        Precomputed(self.trainer, TEACHER, "words", columns, self._made_of(), by_token=True).complete(load)
+        if self.model is not None:
+            self.model = None
+            del self.head
+
+    def _load(self, everywhere: bool = False) -> None:
 
         def prepare(model: "PreTrainedModel", *_: object) -> "PreTrainedModel":
             self.head = pass_on(model)
             return model
 
         settings = of_teacher(self.settings)
-        self.model = second_model.load_frozen(self.trainer, settings, prepare, lambda model: {*self.head.parameters()})
+        self.model = second_model.load_frozen(
+            self.trainer, settings, prepare, lambda model: {*self.head.parameters()}, everywhere
+        )
 
     # ---- a micro-batch -----------------------------------------------------------------------------------------------
-    @torch.no_grad()
     def read(self, inputs: Inputs) -> MicroBatch:
         """Return the micro-batch with what the teacher says of it."""
+        if self.k is None:
+            return {**inputs, TEACHER: Said((self._hidden(inputs),), self._of_tile, self._taken)}
+        return {**inputs, TEACHER: Said((self._rows(inputs),), self._of_kept, self._taken)}
+
+    @torch.no_grad()
+    def _hidden(self, inputs: Inputs) -> Tensor:
+        """Return the teacher's last hidden states: (targets, hidden size)."""
         trainer, asked = self.trainer, {key: value for key, value in inputs.items() if "labels" not in key}
         assert self.model is not None
         with trainer.compute_loss_context_manager(), trainer.accelerator.autocast():
-            hidden = trainer.outputs(self.model, asked, None).logits
-        return {**inputs, TEACHER: Said((hidden.flatten(0, -2),), self._of_tile, self._taken)}
+            hidden: Tensor = trainer.outputs(self.model, asked, None).logits
+        return hidden.flatten(0, -2)
+
+    @torch.no_grad()
+    def _known(self, hidden: Tensor) -> Tensor:
+        return (self.head.logits(hidden)[:, : self.words].float() / self.options.temperature).log_softmax(-1)
 
     def _of_tile(self, logits: Tensor, targets: Tensor, weights: Tensor | None, hidden: Tensor) -> Tensor:
-        with torch.no_grad():
-            words = min(logits.shape[-1], self.head.weight.shape[0])
-            known = (self.head.logits(hidden)[:, :words].float() / self.options.temperature).log_softmax(-1)
-        return divergence.sums(self.options, logits, targets, weights, known)
+        return divergence.sums(self.options, logits, targets, weights, self._known(hidden))
+
+    # ---- before training ---------------------------------------------------------------------------------------------
+    def _made_of(self) -> list[Any]:
+        """Return what says of which teacher the kept words are, and how many of how many."""
+        named, temperature = of_teacher(self.settings), self.options.temperature
+        section = named.recipe.model
+        digests = consistency.digests(Path(load.weights(named, load_config(named))))
+        return [digests, section.load_in_4bit, section.rope_parameters, self.k, self.words, temperature]
+
+    def _look(self, inputs: MicroBatch) -> np.ndarray:
+        """Return what is kept of each supervised token of a micro-batch."""
+        assert self.k is not None
+        tiles = self._hidden(inputs), _is_told(inputs)
+        size = tiled.tokens_of_tile(self.settings.recipe.training.loss_tiles or True, self.words)
+        found = [
+            divergence.as_rows(self._known(hidden)[told], self.k)
+            for hidden, told in zip(*(each.split(size) for each in tiles), strict=True)
+        ]
+        return torch.cat(found).cpu().numpy()
+
+    def _rows(self, inputs: Inputs) -> Tensor:
+        """Return what is kept of each target of a micro-batch, and of those without a label anything finite."""
+        assert self.k is not None
+        told, width = _is_told(inputs), divergence.columns(self.k, self.words)
+        kept = inputs.get(TEACHER, torch.zeros(0, width, dtype=torch.float64, device=told.device))
+        return pad(kept, (0, 0, 0, 1))[torch.where(told, told.cumsum(0) - 1, len(kept))]
+
+    def _of_kept(self, logits: Tensor, targets: Tensor, weights: Tensor | None, rows: Tensor) -> Tensor:
+        assert self.k is not None
+        return divergence.sums(self.options, logits, targets, weights, *divergence.of_rows(rows, self.k, self.words))
 
     def _taken(self, sums: Tensor) -> Tensor:
         training = self.trainer.model.training
@@ -127,7 +190,20 @@ def of_teacher(settings: Settings) -> Settings:
     return named.with_model(load_in_4bit=training.teacher_load_in_4bit, tokenizer_name_or_path=None)
 
 
-def describe(run: Run) -> dict[str, str]:
+def kept_words(settings: Settings, words: int) -> int | None:
+    """Return how many words of each token are kept; None where the teacher is there in each step."""
+    asked = settings.recipe.training.teacher_top_k
+    return asked and min(asked, words)
+
+
+def _is_told(inputs: Inputs) -> Tensor:
+    """Return which targets of a micro-batch have a label: bool (targets,)."""
+    targets = tiled.targets_of(inputs)
+    assert targets is not None
+    return targets.reshape(-1) != IGNORED
+
+
+def describe(run: Run, data: Prepared) -> dict[str, str]:
     """Return {"teacher": "Qwen/Qwen3-8B, 8,190,735,360 parameters in bf16, sharded over 8 ranks"}; {} where there is none."""
     if not run.settings.recipe.training.teacher:
         return {}
@@ -137,7 +213,14 @@ def describe(run: Run) -> dict[str, str]:
     in_4bit = named.recipe.model.load_in_4bit
     bits = "4 bits" if in_4bit else str(half_or_full(run.settings)).removeprefix("torch.")
     where = f"sharded over {run.world.size} ranks" if second_model.is_sharded(run, in_4bit) else "whole on each rank"
-    if run.strategy.axes.stages > 1:
+    asked = run.settings.recipe.training.teacher_top_k
+    if asked:
+        tokens = sum(int(split.supervised().sum()) for split in (data.train, *data.heldout.values()))
+        size = 8 * (asked + 2) * tokens / 2**30
+        where += (
+            f" before the first step: {asked} words of each token are kept beside the prepared data, {size:.2g} GiB"
+        )
+    elif run.strategy.axes.stages > 1:
         where += " with the last stage"
     return {"teacher": f"{named.recipe.model.model_name_or_path}, {count:,} parameters in {bits}, {where}"}
 

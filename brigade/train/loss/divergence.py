@@ -58,18 +58,68 @@ def _kl(one: Tensor, other: Tensor) -> Tensor:
     return (one.exp() * (one - other)).sum(-1)
 
 
-def sums(options: Options, logits: Tensor, targets: Tensor, weights: Tensor | None, teacher: Tensor) -> Tensor:
+class Few(NamedTuple):
+    """Some words of a vocabulary, for each token. ids: int64 (tokens, k), ascending; words: of the vocabulary
+
+    All words together that are not among them are one more (`rest`), unless there are none. By the data processing inequality
+    a divergence of such distributions is at most that of all words.
+    """
+
+    ids: Tensor
+    words: int
+
+    def of(self, log_probabilities: Tensor) -> Tensor:
+        """Return those of these words, and of the rest: (tokens, words) -> (tokens, k + 1), or (tokens, words)."""
+        chosen = log_probabilities.gather(-1, self.ids)
+        if self.ids.shape[-1] == self.words:
+            return chosen
+        others = log_probabilities.scatter(-1, self.ids, -math.inf)
+        return torch.cat([chosen, others.logsumexp(-1, keepdim=True)], -1)
+
+
+def columns(k: int, words: int) -> int:
+    """Return how many fp64 numbers as_rows() makes of a token."""
+    return k + (k < words)
+
+
+def as_rows(known: Tensor, k: int) -> Tensor:
+    """Return the k most likely words of each token as rows that are stored: (tokens, words) in fp32 -> fp64 (tokens, columns).
+
+    The bytes are k ids in int32, ascending, their log-probabilities in fp32, and the rest's in fp64. All words in their order are
+    thus what `known` is.
+    """
+    few = Few(known.topk(k).indices.sort(-1).values, known.shape[-1])
+    said = few.of(known)
+    halves = torch.cat([few.ids.int(), said[:, :k].contiguous().view(torch.int32)], -1)
+    return torch.cat([halves.view(torch.float64), said[:, k:].double()], -1)
+
+
+def of_rows(rows: Tensor, k: int, words: int) -> tuple[Tensor, Few]:
+    """Return log-probabilities, (tokens, k + 1) or of all words, and the words that they are of. rows: of as_rows()"""
+    ids, known = rows[:, :k].contiguous().view(torch.int32).chunk(2, -1)
+    return torch.cat([known.contiguous().view(torch.float32), rows[:, k:].float()], -1), Few(ids.long(), words)
+
+
+def sums(
+    options: Options,
+    logits: Tensor,
+    targets: Tensor,
+    weights: Tensor | None,
+    teacher: Tensor,
+    few: Few | None = None,
+) -> Tensor:
     """Return sums over supervised tokens, (3,) in fp32: of the cross-entropy, of the divergence times the temperature's
     square (by which its gradients keep their size: Hinton et al., section 2), and of the tokens' weights.
 
     logits: of the student, (tokens, its words); targets: (tokens,); weights: fp32 (tokens,); None: all weigh 1
-    teacher: its log-probabilities at that temperature, fp32 (tokens, words that both have)
+    teacher: its log-probabilities at that temperature, fp32 (tokens, words that both have), or what Few.of() makes of them
     """
-    logits, words, temperature = logits.float(), teacher.shape[-1], options.temperature
+    logits, words, temperature = logits.float(), few.words if few else teacher.shape[-1], options.temperature
     own = logits.log_softmax(-1)
     crossed = -own.gather(-1, targets.clamp(min=0)[:, None])[:, 0]
     if temperature != 1 or words != logits.shape[-1]:
         own = (logits[:, :words] / temperature).log_softmax(-1)
+    own = few.of(own) if few else own
     apart = temperature**2 * between(teacher, own, options.form, options.beta)
     counted = (targets != IGNORED).float()
     if weights is not None:

@@ -1,38 +1,23 @@
-"""What the reference thinks of each answer: read where it is known, else computed, before the first step or beside each one.
+"""What the reference thinks of each answer: computed of all before the first step (precomputed.py), or beside each one."""
 
-Log-probabilities that are computed before training lie beside the prepared data, under a name that tells the reference's weights
-and precision. Every sample has a number there, or NaN until it is computed: a run that was interrupted goes on with the others.
-Each sample's numbers have a checksum beside them: those that are not what was written are computed anew.
-"""
-
-import hashlib
-import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-import xxhash
 
-from ...errors import console
-from ...errors.disk import writing
 from ..data.answers import ANSWERS, MISMATCHED
-from ..data.collate import FILLER
-from ..data.layout import FORMAT, folder_of
-from ..data.sampling import GlobalBatches
-from ..data.store import MicroBatch, Samples
-from ..distributed import consistency, heartbeat, ranks
+from ..data.store import MicroBatch
+from ..distributed import consistency
 from ..distributed.process import this_process
 from ..engines.engine import StepContext
-from ..host import files
 from ..model import adapter_weights, load
 from ..model.location import load_config
-from ..model.sizes import half_or_full
 from ..recipe.objectives import ADAPTERS_OFF, JUDGED, MODEL
 from . import second_model
+from .precomputed import Look, Precomputed
 
 
 class Answers(Protocol):
@@ -45,10 +30,6 @@ class Answers(Protocol):
     def log_probabilities(
         self, batch: MicroBatch, token_losses: Callable[[MicroBatch], torch.Tensor] | None = None
     ) -> torch.Tensor: ...
-
-
-TOGETHER = 64  # micro-batches between two writes
-_ODD = np.uint64(0x9E3779B97F4A7C15)  # of splitmix64, which mixes bits so
 
 
 class Reference:
@@ -77,23 +58,18 @@ class Reference:
             if self.reference != ADAPTERS_OFF:
                 self.model = second_model.load_reference(self.trainer, self.reference)
             return
-        splits = [self.trainer.data.train, *self.trainer.data.heldout.values()]
-        file, columns = self._file(), 1 + (self.answers.rows == JUDGED)
-        if self.trainer.run.world.local_rank == 0:
-            _create(file, splits[0].samples_in_store, columns)
-        ranks.barrier()
-        missing = self._missing(file, splits)
-        if any(missing):
+
+        def load() -> Look:
             if not self.by_adapters and (self.reference != MODEL or checkpoint):
                 second_model.check(self.trainer.run, self.reference, self.trainer.model.config)
                 self.model = second_model.load_reference(self.trainer, self.reference)
-            for split, numbers in zip(splits, missing, strict=True):
-                self._compute(file, split, numbers)
-            self.model = None
-        ranks.barrier()
-        known, _ = _read(file)
-        for split in splits:
-            split.take_reference(known)
+            return self._look
+
+        columns = 1 + (self.answers.rows == JUDGED)
+        precomputed = Precomputed(self.trainer, "reference", "log-probabilities", columns, self._made_of())
+        with self.answers.looking():
+            precomputed.complete(load)
+        self.model = None
 
     def token_losses(self, batch: MicroBatch) -> torch.Tensor:
         """Return the reference's loss of each target of a micro-batch: (targets,) in fp32."""
@@ -108,7 +84,8 @@ class Reference:
         return losses
 
     # ---- before training ---------------------------------------------------------------------------------------------
-    def _file(self) -> Path:
+    def _made_of(self) -> list[Any]:
+        """Return what says of which weights the log-probabilities are."""
         run, settings = self.trainer.run, self.trainer.run.settings
         digests, config = run.base, self.trainer.model.config
         if self.reference not in (ADAPTERS_OFF, MODEL):
@@ -116,105 +93,12 @@ class Reference:
             config = load_config(named)
             digests = consistency.digests(Path(load.weights(named, config)))
         section, seed = settings.recipe.model, settings.recipe.training.seed
-        key: list[Any] = [digests or [config.to_dict(), seed], str(half_or_full(settings)), section.load_in_4bit]
-        key += [section.rope_parameters]
+        key = [digests or [config.to_dict(), seed], section.load_in_4bit, section.rope_parameters]
         adapters = adapter_weights.find(settings) if self.reference == MODEL else None
-        key += [consistency.digests(Path(adapters))] if adapters else []
-        name = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:16]
-        return folder_of(f"{self.trainer.data.fingerprint}-{FORMAT}-reference-{name}.npy")
+        return key + ([consistency.digests(Path(adapters))] if adapters else [])
 
-    def _missing(self, file: Path, splits: list[Samples]) -> list[list[int]]:
-        """Return the sequences of each split of which some host does not know everything. A collective."""
-        own: list[list[int]] = [[] for _ in splits]
-        if self.trainer.run.world.local_rank == 0:
-            known, damaged = _read(file)
-            if damaged:
-                print(
-                    f"{file}: {damaged:,} samples' log-probabilities are not what was written: computed anew.",
-                    file=sys.stderr,
-                )
-            own = [_unknown(known, split) for split in splits]
-        of_ranks = ranks.gather(own)
-        return [sorted(set().union(*parts)) for parts in zip(*of_ranks, strict=True)]
-
-    def _compute(self, file: Path, split: Samples, numbers: list[int]) -> None:
-        """Compute the log-probabilities of these sequences of a split, and write them. A collective."""
-        if not numbers:
-            return
-        trainer, place = self.trainer, self.trainer.place
-        speaks = place.speaks_for_its_data and not place.sequence
-        found: list[tuple[list[int], list[list[float]]]] = []
-        known: Any = np.load(file, mmap_mode="r+") if trainer.run.world.local_rank == 0 else None
-        looking = self.answers.looking()
-        with looking, console.bar(len(numbers), "the reference's log-probabilities", "sequences") as bar:
-            for count, (samples, batch) in enumerate(self._batches(split, numbers), 1):
-                columns = [batch] + ([batch[ANSWERS][MISMATCHED]] if MISMATCHED in batch[ANSWERS] else [])
-                values = [self.answers.log_probabilities(each, self.token_losses) for each in columns]
-                if speaks:
-                    found.append((samples, torch.stack(values, 1).tolist()))
-                if count % TOGETHER == 0 or count == self.batches:
-                    for own in ranks.gather_all(found):
-                        for samples, rows in own if known is not None else ():
-                            if samples:  # and not only filler
-                                known[samples] = _with_checks(np.array(rows), np.array(samples), file.name)
-                    found.clear()
-                bar.update(min(self.together, len(numbers) - bar.n))
-                this_process.heartbeat.enter(heartbeat.EVALUATION)
-        if known is not None:
-            known.flush()
-
-    def _batches(self, split: Samples, numbers: list[int]) -> Iterator[tuple[list[int], MicroBatch]]:
-        """Yield this rank's micro-batches, and the numbers in the store of the samples that are their answers."""
-        trainer, chosen = self.trainer, torch.utils.data.Subset(split, numbers)
-        chosen.streamed, chosen.counted = False, lambda: None  # type: ignore[attr-defined]
-        order = GlobalBatches(len(numbers), trainer.args.per_device_eval_batch_size, 1, *trainer.looks_as)
-        self.batches, self.together = len(order), order.places
-        places = order.order()[:, 0, order.rank]
-        for own, inputs in zip(places, trainer.eval_loader(chosen), strict=True):
-            samples = [split.samples_of(numbers[place]) for place in own if place != FILLER]
-            batch = trainer.to_device(inputs)
-            yield np.concatenate([np.zeros(0, np.int64), *samples]).tolist(), batch
-
-
-def _create(file: Path, samples: int, columns: int) -> None:
-    """Make the file, with NaN for each of (samples, columns), where it is not there or is another one's."""
-    unknown = _with_checks(np.full((samples, columns), np.nan), np.arange(samples), file.name)
-    if file.exists():
-        with suppress(OSError, ValueError):
-            there = np.load(file, mmap_mode="r")
-            if (there.shape, there.dtype) == (unknown.shape, unknown.dtype):
-                return
-        print(f"{file} is not what was written: its log-probabilities are computed anew.", file=sys.stderr)
-    with writing(file.parent), files.replacing(file, secret=True) as new:
-        np.save(new, unknown)
-
-
-def _with_checks(values: np.ndarray, samples: np.ndarray, name: str) -> np.ndarray:
-    """Return what the file has of samples: their log-probabilities and a checksum of these, of the sample and of the file.
-
-    values: fp64 (samples, columns); samples: their numbers in the store; name: the file's
-    """
-    kept = np.zeros(len(values), [("values", np.float64, (values.shape[1],)), ("check", np.uint64)])
-    kept["values"] = values
-    mixed = samples.astype(np.uint64) ^ np.uint64(xxhash.xxh3_64_intdigest(name.encode()))
-    for bits in np.ascontiguousarray(kept["values"]).view(np.uint64).T:
-        mixed = (mixed ^ bits) * _ODD
-        mixed ^= mixed >> np.uint64(32)
-    kept["check"] = mixed
-    return kept
-
-
-def _read(file: Path) -> tuple[np.ndarray, int]:
-    """Return the log-probabilities in a file, fp64 (samples, columns), and how many samples have others than were written: these
-    are NaN, as unknown ones are."""
-    kept = np.load(file)
-    values = np.ascontiguousarray(kept["values"])
-    damaged = kept["check"] != _with_checks(values, np.arange(len(kept)), file.name)["check"]
-    values[damaged] = np.nan
-    return values, int(damaged.sum())
-
-
-def _unknown(known: np.ndarray, split: Samples) -> list[int]:
-    """Return the sequences of a split of which something is not known."""
-    unknown = np.isnan(known).any(axis=1)
-    return [number for number in range(len(split)) if unknown[split.samples_of(number)].any()]
+    def _look(self, batch: MicroBatch) -> np.ndarray:
+        """Return the log-probabilities of a micro-batch's answers, and of KTO those of the mismatched ones."""
+        columns = [batch] + ([batch[ANSWERS][MISMATCHED]] if MISMATCHED in batch[ANSWERS] else [])
+        values = [self.answers.log_probabilities(each, self.token_losses) for each in columns]
+        return torch.stack(values, 1).double().cpu().numpy()

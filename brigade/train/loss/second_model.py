@@ -74,19 +74,20 @@ def load_frozen(
     settings: Settings,
     prepare: Callable[["PreTrainedModel", str, "torch.dtype"], "PreTrainedModel"],
     whole: Callable[["PreTrainedModel"], set["torch.nn.Parameter"]] = lambda model: set(),
+    everywhere: bool = False,
 ) -> "PreTrainedModel | None":
     """Return the model of these settings on this rank's device, ready for forward passes; None on ranks without the output layer
     of the trained one. A collective.
 
     prepare: what is made of it (model, where its weights came from, its dtype) before it is sharded
-    whole: returns the weights that each rank keeps whole
+    whole: returns the weights that each rank keeps whole; everywhere: on ranks without that layer, too
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     run, device, dtype = trainer.run, trainer.args.device, half_or_full(trainer.run.settings)
     source = load.weights(settings, load_config(settings))
-    if not trainer.engine.has_head:
+    if not (trainer.engine.has_head or everywhere):
         base_weights.check_finite(None, source)  # as the ranks that load it do together
         return None
     with upstream.without_zero3(), fsdp2.every_rank_loads():

@@ -4,7 +4,7 @@ Each tile is computed again in the backward pass (torch.utils.checkpoint). A tok
 results are the same (Bekman et al. 2025, arXiv 2506.13996: Arctic Long Sequence Training).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal
@@ -43,9 +43,20 @@ def apply(
     """
     text = model.config.get_text_config()
     if loss:
-        _tile_loss(model, max(1, LOGITS // text.vocab_size) if loss is True else loss, by_token, terms)
+        _tile_loss(model, tokens_of_tile(loss, text.vocab_size), by_token, terms)
     if mlp:
         _tile_mlps(model, text.hidden_size if mlp == "auto" else mlp)
+
+
+def tokens_of_tile(loss: int, words: int) -> int:
+    """Return the tokens in a tile of the loss. loss: as the key of a recipe has it; words: of the vocabulary"""
+    return max(1, LOGITS // words) if loss is True else loss
+
+
+def targets_of(given: Mapping[str, Any]) -> torch.Tensor | None:
+    """Return the label of each token for which there are logits, or None where there is none."""
+    labels, shifted = given.get("labels"), given.get("shift_labels")
+    return pad(labels, (0, 1), value=IGNORED)[..., 1:] if shifted is None and labels is not None else shifted
 
 
 # ---- the loss --------------------------------------------------------------------------------------------------------
@@ -117,9 +128,7 @@ def _tile_loss(model: "PreTrainedModel", tokens: int, by_token: bool, terms: Ter
 
 def _ask(model: "PreTrainedModel", _: object, given: MicroBatch) -> None:
     """Tell the output layer what it is asked for. PEFT may hold two of them, the original and the trained one."""
-    labels, shifted = given.get("labels"), given.get("shift_labels")
-    if shifted is None and labels is not None:
-        shifted = pad(labels, (0, 1), value=IGNORED)[..., 1:]
+    labels, shifted = given.get("labels"), targets_of(given)
     said = this_process.forward_pass.teacher
     for head in model.get_output_embeddings().modules():
         if isinstance(head, TiledHead):

@@ -76,7 +76,7 @@ OBJECTIVES = {
     DISTILL: Objective(
         "distillation",
         ANSWERS,
-        ("teacher", "teacher_load_in_4bit", "kd_ratio", "kd_temperature", "loss_type", "beta"),
+        ("teacher", "teacher_load_in_4bit", "teacher_top_k", "kd_ratio", "kd_temperature", "loss_type", "beta"),
         0.5,
         ("forward_kl", "reverse_kl", "jsd"),
     ),
@@ -115,6 +115,9 @@ class ObjectiveKeys(Section):
     (docs/distillation.md)."""
     teacher_load_in_4bit: bool = False
     """distill: hold the teacher in 4 bits."""
+    teacher_top_k: int | None = Field(None, gt=0)
+    """distill: let the teacher read all samples once before training, and keep so many of its most likely words for each
+    supervised token. Default: the teacher reads each micro-batch."""
     kd_ratio: float = Field(0.5, gt=0, le=1)
     """distill: the weight of the divergence from the teacher; the rest is that of the cross-entropy."""
     kd_temperature: float = Field(1.0, gt=0)
@@ -212,7 +215,9 @@ def begins_as_reference(recipe: OfRecipe) -> bool:
 
 
 def precomputes(recipe: OfRecipe) -> bool:
-    """Whether the reference's log-probabilities are computed before training."""
+    """Whether what the reference or the teacher says is computed before training."""
+    if recipe.training.teacher:
+        return recipe.training.teacher_top_k is not None
     reference, asked = reference_of(recipe), recipe.training.precompute_ref_log_probs
     return reference is not None and (reference != ADAPTERS_OFF if asked is None else asked)
 

@@ -54,7 +54,7 @@ def summary(run: Run, trainer: TrainingContext, data: Prepared, checkpoint: Path
         **({} if run.settings.recipe.model.use_peft else _saved(trainer)),
         **_frozen(trainer.model, run.settings.recipe.data.images),
         **objectives.describe(run.settings.recipe),
-        **distillation.describe(run),
+        **distillation.describe(run, data),
         "data": report.figures(data, run.settings.recipe.data, computed, run.batch, trainer.collate.layout.squares),
         **report.lines(data),
         "ranks": f"world size {world.size} on {counted(world.hosts, 'host')}, by {world.launcher}, "

@@ -21,7 +21,7 @@ from ...errors import UserError
 from .. import upstream
 from ..checkpoint import compatibility, manifest, states
 from ..data.answers import ANSWERS
-from ..data.collate import ABOUT, REAL, TEACHER, WEIGHTS, Inputs, MicroBatch, WithFiller, drawn, on_device
+from ..data.collate import ABOUT, REAL, TEACHER, WEIGHTS, Collate, Inputs, MicroBatch, WithFiller, drawn, on_device
 from ..data.sampling import GlobalBatches, Loader, StreamBatches
 from ..distributed import heartbeat, ranks
 from ..distributed.process import this_process
@@ -241,7 +241,14 @@ class Trainer(EvaluatingTrainer):
 
     # ---- batches -----------------------------------------------------------------------------------------------------
     def _loader(
-        self, rows: Any, micro: int, accumulation: int, of: tuple[int, int], seed: int | None, size: int | None = None
+        self,
+        rows: Any,
+        micro: int,
+        accumulation: int,
+        of: tuple[int, int],
+        seed: int | None,
+        size: int | None = None,
+        collate: Collate | None = None,
     ) -> Loader:
         shape = (len(rows), micro, accumulation, *of, seed)
         kind: Callable[..., GlobalBatches] = GlobalBatches
@@ -250,15 +257,20 @@ class Trainer(EvaluatingTrainer):
         elif seed is not None:
             kind = self.replica.batches()
         batches = kind(*shape, None if rows.streamed else rows.counted(), size)
-        return Loader(WithFiller(rows, self.pad_token_id), batches, self.collate, self.args.dataloader_num_workers)
+        return Loader(
+            WithFiller(rows, self.pad_token_id), batches, collate or self.collate, self.args.dataloader_num_workers
+        )
 
     def get_train_dataloader(self) -> Loader:
         args, of = self.args, (self.data_rank, self.run.batch.data_parallel_size)
         micro, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
         return self._loader(self.train_dataset, micro, accumulation, of, args.seed, self.run.batch.global_size)
 
-    def eval_loader(self, samples: Samples | torch.utils.data.Subset) -> Loader:
-        return self._loader(samples, self.args.per_device_eval_batch_size, 1, self.looks_as, None)
+    def eval_loader(self, samples: Samples | torch.utils.data.Subset, alone: tuple[int, int] | None = None) -> Loader:
+        """alone: (this rank, of how many), where each reads sequences of its own, and none of them in parts"""
+        whole = Collate(self.pad_token_id, self.collate.layout) if alone else None
+        of = alone or self.looks_as
+        return self._loader(samples, self.args.per_device_eval_batch_size, 1, of, None, collate=whole)
 
     def set_initial_training_values(self, *about: object) -> tuple[int, ...]:
         epochs, *others = super().set_initial_training_values(*about)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import train
+from brigade.train.loss.precomputed import Precomputed
 from brigade.train.loss.preferences import Preferences
-from brigade.train.loss.reference import Reference
 from brigade.train.step import bad_steps
 from testing import preferences
 from testing.preferences import NAMED, SECOND, Case
@@ -28,13 +28,13 @@ def folder(tmp_path_factory):
 def run(folder, tmp_path, raises, monkeypatch):
     """run(name, case, *flags): its log, and of how many sequences of each split the reference was asked."""
     monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
-    asked, sound = [], Reference._compute
+    asked, sound = [], Precomputed._compute
 
-    def compute(self, file, split, numbers):
+    def compute(self, split, numbers, look):
         asked.append(len(numbers))
-        sound(self, file, split, numbers)
+        sound(self, split, numbers, look)
 
-    monkeypatch.setattr(Reference, "_compute", compute)
+    monkeypatch.setattr(Precomputed, "_compute", compute)
 
     def call(name, case=DPO, *flags):
         asked.clear()

@@ -21,7 +21,7 @@ from torch.distributed import ProcessGroup
 from torch.nn.functional import pad
 
 from ...data.answers import ANSWERS, RUNS, in_part
-from ...data.collate import ABOUT, REAL, WEIGHTS, About, Collate, Layout, MicroBatch
+from ...data.collate import ABOUT, REAL, TEACHER, WEIGHTS, About, Collate, Layout, MicroBatch
 from ...data.store import IGNORED, TokenSequence
 from ...distributed.process import this_process
 from ...distributed.process_group import COLLECTIVE_TIMEOUT
@@ -59,6 +59,8 @@ class DividedSequences(Collate):
             batch[key] = batch[key][:, begin : begin + size].contiguous()
         kept, targets = batch["logits_to_keep"], batch["shift_labels"]
         here = (kept >= begin) & (kept < begin + size)
+        if TEACHER in batch:
+            batch[TEACHER] = batch[TEACHER][here[targets[0] != IGNORED]]
         # As for a filler: every parameter stays in the graph, and every rank in every all-to-all.
         more = (0, max(0, self.layout.targets - int(here.sum())))
         kept, targets = pad(kept[here] - begin, more), pad(targets[:, here], more, value=IGNORED)

@@ -1,0 +1,76 @@
+"""What a run keeps of its teacher beside the prepared data: each supervised token is asked for once."""
+
+import numpy as np
+import pytest
+
+import train
+from brigade.train.loss.distillation import Distillation
+from testing import distilling
+from testing.distilling import Case
+from testing.run_files import losses
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("distilling")
+    distilling.write_inputs(folder)
+    return folder
+
+
+@pytest.fixture
+def run(folder, tmp_path, monkeypatch):
+    """run(name, *flags): its losses, and how many supervised tokens the teacher was asked for."""
+    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
+    asked, sound = [], Distillation._look
+
+    def look(self, inputs):
+        rows = sound(self, inputs)
+        asked.append(len(rows))
+        return rows
+
+    monkeypatch.setattr(Distillation, "_look", look)
+
+    def call(name, *flags):
+        asked.clear()
+        words = [*Case("few").run(folder)["flags"], *flags, "--output_dir", str(tmp_path / name)]
+        log = train.main(words).state.log_history
+        return losses(log), sum(asked)
+
+    return call
+
+
+def kept(tmp_path):
+    return sorted((tmp_path / "cache").rglob("*-teacher-*.npy"))
+
+
+def test_a_teacher_reads_once_and_goes_on_where_it_was_interrupted(run, tmp_path, capsys):
+    first, asked = run("first")
+    (file,) = kept(tmp_path)
+    whole = np.load(file)
+    assert asked == len(whole) and whole["values"].shape == (asked, 8 + 1)
+    assert "8 words of each token are kept beside the prepared data" in " ".join(capsys.readouterr().out.split())
+    assert run("second") == (first, 0)
+    known = whole.copy()
+    known[-1] = np.zeros((), known.dtype)  # never computed; and one token's is damaged
+    known["values"][0, -1] += 1
+    np.save(file, known)
+    third, asked = run("third")
+    assert 0 < asked < len(whole) and third == pytest.approx(first, rel=1e-6)
+    assert np.load(file)["values"][:, -1] == pytest.approx(whole["values"][:, -1], abs=1e-5)
+    assert "1 tokens' words are not what was written: computed anew" in capsys.readouterr().err
+
+
+def test_another_teacher_temperature_or_number_of_words_has_a_file_of_its_own(run, folder, tmp_path):
+    found = [run("own")]
+    for number, other in enumerate((
+        ["--teacher", str(folder / distilling.MODEL)], ["--kd_temperature", "2"], ["--teacher_top_k", "9"],
+    )):  # fmt: skip
+        found.append(run(f"other {number}", *other))
+        assert found[-1][1] == found[0][1] and len(kept(tmp_path)) == number + 2
+    assert len({tuple(each) for each, _ in found}) == len(found)
+
+
+def test_a_stream_is_refused(run, capsys):
+    with pytest.raises(SystemExit):
+        run("stream", "--streaming", "true")
+    assert "needs all rows before training begins" in capsys.readouterr().err
