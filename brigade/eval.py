@@ -143,7 +143,8 @@ def run(options: argparse.Namespace) -> int:
         answers = sample_answers.generate(model, tokenizer, questions, 0, 1, device, *answering)
         with untrained(settings, model, device) as base:
             first = sample_answers.generate(base, tokenizer, questions, 0, 1, device, *answering)
-        ours, theirs = (answer_scores.mean(score, tokenizer, questions, each) for each in (answers, first))
+        references = [each.reference for each in questions]
+        ours, theirs = (answer_scores.mean(score, tokenizer, references, each) for each in (answers, first))
         asked = questions[: len(asked)]
         shown = sample_answers.entries(tokenizer, asked, answers[: len(asked)], recorded["steps"], processor)
         earlier = sample_answers.entries(tokenizer, asked, first[: len(asked)], 0, processor)

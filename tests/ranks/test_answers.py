@@ -187,9 +187,9 @@ def evaluated(output, capsys, monkeypatch):
     return float(re.search(r"Score of 11 held-out answers \(own.py:likeness\): ([\d.]+);", capsys.readouterr().out)[1])
 
 
-@pytest.mark.parametrize("scored", marks.cases("fsdp2", "zero3", slow=["tensor"]))
+@pytest.mark.parametrize("scored", marks.cases("fsdp2", "zero3"))
 def test_a_score_is_that_of_the_saved_model(scored, folder, capsys, monkeypatch):
-    """Of two ranks that answer three questions at a time, as of one process that answers all of them together."""
+    """Two ranks answer three questions at a time, and one process answers all of them together."""
     monkeypatch.chdir(folder)
     found = scores(folder / f"{scored}-scored")
     assert list(found) == [2, 4], "the untrained model answers nothing"

@@ -42,4 +42,4 @@ def test_together_and_one_by_one():
 def test_an_exact_answer_is_the_reference_word_by_word():
     questions = asked(4)
     given = [[5, 6, 1], [5, 6], [5, 7, 1], [5, 6, 6, 1]]  # with its end or without, another word, a word too many
-    assert answer_scores.mean(answer_scores.text, TOKENIZER, questions, given) == 0.5
+    assert answer_scores.mean(answer_scores.text, TOKENIZER, [each.reference for each in questions], given) == 0.5

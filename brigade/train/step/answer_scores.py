@@ -18,8 +18,6 @@ from ..recipe.settings import Settings
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from .sample_answers import Question
-
 Score = Callable[[str, str], float]  # of an answer, by the reference
 UNREADABLE = (ValueError, RecursionError, BadRow)
 
@@ -152,7 +150,9 @@ def texts(tokenizer: PreTrainedTokenizerBase, given: list[list[int]]) -> list[st
     return [said.strip() for said in tokenizer.batch_decode(given, skip_special_tokens=True)]
 
 
-def mean(score: Score, tokenizer: PreTrainedTokenizerBase, questions: list[Question], given: list[list[int]]) -> float:
+def mean(
+    score: Score, tokenizer: PreTrainedTokenizerBase, references: list[list[int]], given: list[list[int]]
+) -> float:
     """Return the mean score of answers in token ids."""
-    pairs = zip(texts(tokenizer, given), texts(tokenizer, [asked.reference for asked in questions]), strict=True)
-    return math.fsum(score(*pair) for pair in pairs) / len(questions)
+    pairs = zip(texts(tokenizer, given), texts(tokenizer, references), strict=True)
+    return math.fsum(score(*pair) for pair in pairs) / len(references)

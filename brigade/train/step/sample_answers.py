@@ -59,10 +59,9 @@ def ask(trainer: TrainingContext) -> dict[str, float]:
     of it, as it is logged: the mean score, of how many answers, and the seconds that they took. A collective."""
     settings, tokenizer, began = trainer.run.settings, trainer.processing_class, time.perf_counter()
     questions = choose(trainer.data.heldout, settings.recipe.training.eval_answers)
-    scored = settings.recipe.training.answer_score
+    references, scored = [asked.reference for asked in questions], settings.recipe.training.answer_score
     if scored:
-        references = answer_scores.texts(tokenizer, [asked.reference for asked in questions])
-        answer_scores.check_references(settings, references)
+        answer_scores.check_references(settings, answer_scores.texts(tokenizer, references))
     if not trainer.state.global_step:
         return {}
     trainer.model_wrapped.eval()
@@ -70,7 +69,7 @@ def ask(trainer: TrainingContext) -> dict[str, float]:
     trainer.model_wrapped.train()
     figures = {}
     if scored:
-        score = answer_scores.mean(answer_scores.score_of(settings), tokenizer, questions, given)
+        score = answer_scores.mean(answer_scores.score_of(settings), tokenizer, references, given)
         score = ranks.gather_all(score)[0]  # a function of the user's may draw random numbers
         figures = {SCORE: score, "eval_answers": len(questions), "eval_answers_runtime": time.perf_counter() - began}
     if trainer.run.world.is_main_rank:
