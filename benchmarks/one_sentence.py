@@ -57,7 +57,7 @@ def answers(output: Path, asked: dict[str, list[str]]) -> dict[str, dict[str, li
     from brigade.train.data.tokenise import encoder_of
     from brigade.train.model.load_trained import load_trained, untrained
     from brigade.train.recipe import flags
-    from brigade.train.step.sample_answers import Question, generate_together
+    from brigade.train.step.sample_answers import TOGETHER, Question, generate
 
     settings = flags.of_run(output, trust_remote_code=False)
     tokenizer = AutoTokenizer.from_pretrained(output)
@@ -65,8 +65,8 @@ def answers(output: Path, asked: dict[str, list[str]]) -> dict[str, dict[str, li
     model = load_trained(settings, output).eval()
 
     def answered(by: Any, texts: list[str]) -> list[Answer]:
-        prompts = [encoder.prompt([{"role": "user", "content": text}]) for text in texts]
-        given = generate_together(by, tokenizer, [Question("", prompt, []) for prompt in prompts], "cpu", LONGEST)
+        questions = [Question("", encoder.prompt([{"role": "user", "content": text}]), []) for text in texts]
+        given = generate(by, tokenizer, questions, 0, 1, "cpu", together=TOGETHER, longest=LONGEST)
         ended = [ids[-1] == tokenizer.eos_token_id for ids in given]
         said = tokenizer.batch_decode(given, skip_special_tokens=True)
         return [

@@ -52,9 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     learned = "fail unless the loss fell by this share, and below the text's unigram entropy"
     add("--learned", type=numeric("learned", 0, float, 1), metavar="SHARE", help=learned)
     add("--answers", type=numeric("answers", 0), metavar="N", help="held-out questions to answer (default: 3)")
-    exact = (
-        "fail unless so many of the held-out samples are answered word by word, and few by the model before training"
-    )
+    exact = "fail unless the held-out answers reach this score by the recipe's answer_score; without one, unless so many are "
+    exact += "answered word by word, and few by the model before training"
     add("--exact", type=numeric("exact", 0, float, 1), metavar="SHARE", help=exact)
     tasks = "evaluate it only on these tasks of lm-evaluation-harness: names (hellaswag,arc_easy), or YAML files and folders "
     tasks += "of your own tasks, which can run Python code; needs lm_eval"
@@ -95,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
     from .train.data.prepare import prepare
     from .train.model.images.load import load as load_processor
     from .train.model.images.saved import difference
-    from .train.step import sample_answers
+    from .train.step import answer_scores, sample_answers
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -138,11 +137,15 @@ def run(options: argparse.Namespace) -> int:
         given = sample_answers.generate(model, tokenizer, asked, 0, 1, device, processor)
         shown = sample_answers.entries(tokenizer, asked, given, recorded["steps"], processor)
     else:
-        questions = [sample_answers.question("", sequence) for sequence in heldout]
-        answers = sample_answers.generate_together(model, tokenizer, questions, device, processor=processor)
+        named, score = settings.recipe.training.answer_score, answer_scores.score_of(settings)
+        questions = sample_answers.choose(splits, settings.recipe.training.eval_answers if named else len(heldout))
+        answering = (processor, sample_answers.TOGETHER, sample_answers.longest_scored(questions))
+        answers = sample_answers.generate(model, tokenizer, questions, 0, 1, device, *answering)
         with untrained(settings, model, device) as base:
-            first = sample_answers.generate_together(base, tokenizer, questions, device, processor=processor)
-        ours, theirs = (sample_answers.exact(tokenizer, questions, each) for each in (answers, first))
+            first = sample_answers.generate(base, tokenizer, questions, 0, 1, device, *answering)
+        references = [each.reference for each in questions]
+        ours, theirs = (answer_scores.mean(score, tokenizer, references, each) for each in (answers, first))
+        asked = questions[: len(asked)]
         shown = sample_answers.entries(tokenizer, asked, answers[: len(asked)], recorded["steps"], processor)
         earlier = sample_answers.entries(tokenizer, asked, first[: len(asked)], 0, processor)
         if shown and not settings.recipe.training.eval_answers:  # else the run has answers of its own
@@ -153,9 +156,12 @@ def run(options: argparse.Namespace) -> int:
             except OSError as error:  # another user's run, or a full disk: the verdict needs no file
                 print(f"warning: the answers are not kept in {options.output}: {error.strerror}", file=sys.stderr)
         shown = [entry | {"base": before["answer"]} for entry, before in zip(shown, earlier, strict=True)]
-        print(
-            f"\nOf {len(questions)} held-out answers {ours:.0%} are the reference's, word by word; {theirs:.0%} before training."
-        )
+        if named:
+            said = f"Score of {len(questions)} held-out answers ({named}): {ours:.4f}; {theirs:.4f} before training."
+        else:
+            said = f"Of {len(questions)} held-out answers {ours:.0%} are the reference's, word by word; {theirs:.0%} before "
+            said += "training."
+        print(f"\n{said}")
     print()
     sample_answers.show(shown)
     said = difference(options.output, prepared.folder, processor, tokenizer) if processor is not None else ""
@@ -168,7 +174,10 @@ def run(options: argparse.Namespace) -> int:
     if options.learned is not None and not (before and loss <= (1 - options.learned) * before and loss < entropy):
         print(f"\nThe loss did not fall by {options.learned:.0%} and below the unigram entropy.")
         return 1
-    if options.exact is not None and (ours < options.exact or theirs > FEW):
+    if options.exact is not None and named and ours < options.exact:
+        print(f"\nThe score should be {options.exact:.4f} at least.")
+        return 1
+    if options.exact is not None and not named and (ours < options.exact or theirs > FEW):
         print(
             f"\nThe model should answer {options.exact:.0%} word by word, and have answered at most {FEW:.0%} before."
         )

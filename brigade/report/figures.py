@@ -165,8 +165,13 @@ def _held_out(records: list[Record]) -> Figure:
     return _with(Figure("held-out-loss", "Held-out loss", unit, says), lines)
 
 
-# What objectives that compare answers log besides: key -> name of the figure's files, its title, and how to read it.
+# What some objectives log besides: key -> name of the figure's files, its title, and how to read it.
 PREFERENCES = {
+    "answer_score": (
+        "answer-score",
+        "Score of answers",
+        "How good the answers to held-out questions are by the recipe's answer_score: their mean.",
+    ),
     "divergence": (
         "divergence",
         "Divergence from the teacher",

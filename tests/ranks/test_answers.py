@@ -1,7 +1,9 @@
 """Evaluation while training, on two ranks: losses per source, answers, the best checkpoint, stopping early."""
 
+import hashlib
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -9,6 +11,8 @@ import pytest
 import torch
 
 import train
+from brigade.__main__ import main
+from brigade.train.step import sample_answers
 from testing import marks, parity, run_files, runs
 
 LONGEST = 12  # tokens of an answer, else these are most of the time
@@ -23,6 +27,16 @@ SHORT = ["--optim", "adamw_torch", "--report_to", "tensorboard"]
 RISING = ["--learning_rate", "1", "--lr_scheduler_type", "constant_with_warmup", "--warmup_steps", "1", "--eval_steps", "1",
           "--save_steps", "1", "--save_total_limit", "2", "--max_steps", "6", "--early_stopping_patience", "2",
           "--load_best_model_at_end", *SHORT]  # fmt: skip
+
+SCORED = ["--model_name_or_path", "base", "--from_scratch", "false", "--learning_rate", "1e-3", "--max_steps", "4",
+          "--eval_steps", "2", "--eval_answers", "11", "--per_device_eval_batch_size", "3",
+          "--answer_score", "own.py:likeness", *SHORT]  # fmt: skip
+LIKENESS = """
+import difflib
+
+def likeness(answer, reference):
+    return difflib.SequenceMatcher(None, answer, reference, autojunk=False).ratio()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +62,9 @@ def folder(tmp_path_factory, asked_for):
     for name in ("ddp", *sorted(asked_for("name") - {"ddp"})):
         cases[f"{name}-silent"] = [*known, *parity.STRATEGIES[name]]
         cases[name] = [*cases[f"{name}-silent"], "--eval_answers", "3"]
+    (folder / "own.py").write_text(LIKENESS)
+    for name in sorted(asked_for("scored")):
+        cases[f"{name}-scored"] = [*shared, *SCORED, *parity.STRATEGIES[name]]
     (folder / "cases.json").write_text(json.dumps(cases))
     todo = [{"name": name, "flags": [*flags, "--output_dir", name]} for name, flags in cases.items()]
     for name, result in runs.run_well(2, todo, folder, longest_answer=LONGEST).items():
@@ -154,3 +171,44 @@ def test_a_resumed_run_stops_at_the_same_step(checkpoint, folder, tmp_path, monk
     assert again.state.global_step == whole.state.global_step == 3
     assert run_files.losses(again.state.log_history) == run_files.losses(whole.state.log_history)
     assert json.loads((run / "success.json").read_text())["saved_step"] == 1
+
+
+def scores(folder):
+    return {entry["step"]: entry for entry in run_files.history(folder) if "eval_answer_score" in entry}
+
+
+def evaluated(output, capsys, monkeypatch):
+    """The score by `brigade eval` of a run's saved model."""
+    monkeypatch.setattr(sample_answers, "LONGEST", LONGEST)
+    file = output.parent / "own.py"
+    permitted = f"own.py={hashlib.sha256(file.read_bytes()).hexdigest()}"
+    capsys.readouterr()
+    assert main(["eval", str(output), "--exact", "0", "--answers", "0", "--allow_code", permitted]) == 0
+    return float(re.search(r"Score of 11 held-out answers \(own.py:likeness\): ([\d.]+);", capsys.readouterr().out)[1])
+
+
+@pytest.mark.parametrize("scored", marks.cases("fsdp2", "zero3"))
+def test_a_score_is_that_of_the_saved_model(scored, folder, capsys, monkeypatch):
+    """Two ranks answer three questions at a time, and one process answers all of them together."""
+    monkeypatch.chdir(folder)
+    found = scores(folder / f"{scored}-scored")
+    assert list(found) == [2, 4], "the untrained model answers nothing"
+    assert all(entry["eval_answers"] == 11 and entry["eval_answers_runtime"] > 0 for entry in found.values())
+    score = found[4]["eval_answer_score"]
+    assert 0 < score < 1 and score != found[2]["eval_answer_score"]
+    assert evaluated(folder / f"{scored}-scored", capsys, monkeypatch) == pytest.approx(score, abs=6e-5)
+    assert len(run_files.answers(folder / f"{scored}-scored")) == 22
+
+
+def test_the_best_score_is_kept_and_stops_the_run(folder, capsys, monkeypatch):
+    """In one process."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sample_answers, "LONGEST", LONGEST)
+    flags = [*json.loads((folder / "cases.json").read_text())["ddp-silent"], "--eval_answers", "11"]
+    flags += ["--answer_score", "own.py:likeness", "--metric_for_best_model", "eval_answer_score"]
+    done = train.main([*flags, "--output_dir", "best"])
+    found = {step: entry["eval_answer_score"] for step, entry in scores(folder / "best").items()}
+    assert max(found, key=found.get) == done.state.best_global_step == 1, "the weights are still the first ones"
+    assert done.state.best_metric == found[1] and done.state.global_step == 3
+    assert f"no held-out score of answers above {found[1]:.4f} in 2 evaluations" in capsys.readouterr().out
+    assert evaluated(folder / "best", capsys, monkeypatch) == pytest.approx(found[1], abs=6e-5)

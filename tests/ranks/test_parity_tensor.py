@@ -81,7 +81,8 @@ def test_answers_are_those_of_one_process(tmp_path_factory):
     for ranks, cases in ((1, [axes.reference()]), (2, [axes.case(strategy, 2, 1) for strategy in axes.STRATEGIES])):
         folder = tmp_path_factory.mktemp(f"answers{ranks}")
         shared = runs.write_inputs(folder)
-        few = ["--eval_answers", "3", "--max_steps", "4", "--eval_steps", "4"]
+        few = ["--eval_answers", "5", "--answer_score", "text", "--per_device_eval_batch_size", "2"]
+        few += ["--max_steps", "4", "--eval_steps", "4"]
         whole = [runs.prepared(case | {"flags": [*case["flags"], *few]}, folder, shared) for case in cases]
         runs.run_well(ranks, whole, folder, 600, longest_answer=6)
         for case in cases:

@@ -136,9 +136,9 @@ def test_a_best_loss_of_other_samples_is_forgotten(logged, evaluated, capsys):
     state = SimpleNamespace(log_history=[{"eval_loss": 2.5} | logged, {"loss": 1.0}], is_world_process_zero=True)
     state.best_metric, state.best_model_checkpoint, state.best_global_step = 2.5, "o/checkpoint-1", 1
     same = logged.get("eval_samples", 20)
-    forget_other_samples(state, [stopping], same, 20)
+    forget_other_samples(state, [stopping], {"eval_samples": same}, 20)
     assert (state.best_metric, stopping.best, stopping.without, capsys.readouterr().out) == (2.5, 2.5, 1, "")
-    forget_other_samples(state, [stopping], evaluated, 20)
+    forget_other_samples(state, [stopping], {"eval_samples": evaluated}, 20)
     assert (state.best_metric, state.best_model_checkpoint, state.best_global_step) == (None, None, None)
     assert (stopping.best, stopping.without) == (math.inf, 0)
     assert f"of {evaluated} samples from here on, and were of {same}" in capsys.readouterr().out

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from brigade.train.step import sample_answers
+from brigade.train.step import answer_scores, sample_answers
 from brigade.train.step.sample_answers import Question
 
 WORDS = 40
@@ -30,15 +30,16 @@ def asked(count):
     return [Question("", [random_numbers.randrange(2, WORDS) for _ in range(length)], [5, 6, 1]) for length in lengths]
 
 
-def test_together_and_one_by_one(monkeypatch):
-    monkeypatch.setattr(sample_answers, "TOGETHER", 4)
+def test_together_and_one_by_one():
     model, questions = tiny_llama(), asked(10)
     one_by_one = sample_answers.generate(model, TOKENIZER, questions, 0, 1, "cpu")
-    assert sample_answers.generate_together(model, TOKENIZER, questions, "cpu") == one_by_one
+    for together, longest in ((4, 0), (1, 90), (7, 90)):
+        given = sample_answers.generate(model, TOKENIZER, questions, 0, 1, "cpu", None, together, longest)
+        assert (given == one_by_one) if not longest else all(len(answer) <= 90 for answer in given)
     assert any(answer[-1] == 1 for answer in one_by_one) and any(len(answer) == 64 for answer in one_by_one)
 
 
 def test_an_exact_answer_is_the_reference_word_by_word():
     questions = asked(4)
     given = [[5, 6, 1], [5, 6], [5, 7, 1], [5, 6, 6, 1]]  # with its end or without, another word, a word too many
-    assert sample_answers.exact(TOKENIZER, questions, given) == 0.5
+    assert answer_scores.mean(answer_scores.text, TOKENIZER, [each.reference for each in questions], given) == 0.5

@@ -14,7 +14,10 @@ from .model_section import ModelSection
 from .section import Section
 
 ANSWERS, PAIRS, JUDGED = "answers", "pairs", "judged"  # what a row holds
-ACCURACY, DIVERGENCE = "eval_rewards/accuracies", "eval_divergence"
+ACCURACY, DIVERGENCE, SCORE = "eval_rewards/accuracies", "eval_divergence", "eval_answer_score"
+# Figures of which more is better, and their names for readers.
+HIGHER = {ACCURACY: "accuracy", SCORE: "score of answers"}
+SCORES = ("text", "tool_call", "json")
 SFT, REWARD, DISTILL, ADAPTERS_OFF, MODEL = "sft", "reward", "distill", "adapters_off", "model"
 _OWN = re.compile(r".+\.py:[A-Za-z_]\w*")
 
@@ -43,7 +46,8 @@ class Objective(NamedTuple):
     @property
     def metrics(self) -> tuple[str, ...]:
         """Return the held-out figures, beside the loss, by which a checkpoint may be the best."""
-        return (ACCURACY,) if self.rows == PAIRS else (DIVERGENCE,) if "teacher" in self.keys else ()
+        known = {ACCURACY: self.rows == PAIRS, DIVERGENCE: "teacher" in self.keys, SCORE: self.rows == ANSWERS}
+        return tuple(metric for metric, has in known.items() if has)
 
 
 _REFERENCE = ("reference", "precompute_ref_log_probs")
@@ -51,7 +55,7 @@ OBJECTIVES = {
     SFT: Objective(
         "supervised fine-tuning",
         ANSWERS,
-        ("token_loss", "label_smoothing_factor", "z_loss_coef", "neftune_noise_alpha"),
+        ("token_loss", "label_smoothing_factor", "z_loss_coef", "neftune_noise_alpha", "answer_score"),
     ),
     "dpo": Objective(
         "DPO",
@@ -76,7 +80,16 @@ OBJECTIVES = {
     DISTILL: Objective(
         "distillation",
         ANSWERS,
-        ("teacher", "teacher_load_in_4bit", "teacher_top_k", "kd_ratio", "kd_temperature", "loss_type", "beta"),
+        (
+            "teacher",
+            "teacher_load_in_4bit",
+            "teacher_top_k",
+            "kd_ratio",
+            "kd_temperature",
+            "loss_type",
+            "beta",
+            "answer_score",
+        ),
         0.5,
         ("forward_kl", "reverse_kl", "jsd"),
     ),
@@ -92,6 +105,12 @@ def _objective(value: str) -> str:
 def _function(value: str | None) -> str | None:
     if value is not None and not _OWN.fullmatch(value):
         raise ValueError("a function of your own: path/to/file.py:function")
+    return value
+
+
+def _score(value: str | None) -> str | None:
+    if value not in (None, *SCORES) and not _OWN.fullmatch(value):
+        raise ValueError(f"{', '.join(SCORES)}, or a function of your own: path/to/file.py:function")
     return value
 
 
@@ -150,9 +169,14 @@ class ObjectiveKeys(Section):
     """kto: the weight of good answers."""
     undesirable_weight: float = Field(1.0, gt=0)
     """kto: the weight of bad answers."""
-    metric_for_best_model: Literal["eval_loss", "eval_rewards/accuracies", "eval_divergence"] = "eval_loss"
+    answer_score: Annotated[str | None, AfterValidator(_score)] = None
+    """sft, distill: score the eval_answers answers of an evaluation, and log the mean as eval_answer_score. text: the same words;
+    tool_call: the same calls; json: the share of equal fields. Or `path/to/file.py:function` of your own (docs/training.md)."""
+    metric_for_best_model: Literal["eval_loss", "eval_rewards/accuracies", "eval_divergence", "eval_answer_score"] = (
+        "eval_loss"
+    )
     """Which held-out figure tells the best checkpoint, and when to stop early: the lowest loss, the highest share of pairs that
-    are the right way round, or the least divergence from a teacher."""
+    are the right way round, the least divergence from a teacher, or the highest score of answers."""
     reference: str | None = None
     """The model that an answer's log-probability is compared with. model: the weights that training begins with. adapters_off:
     the same, by switching adapters off (default with adapters). Or a directory or a name on the Hub."""
@@ -173,7 +197,7 @@ class OfRecipe(Protocol):
 
 def to_minimise(metric: str, metrics: Mapping[str, float]) -> float:
     """Return a held-out figure such that lower is better. metric: the recipe's metric_for_best_model"""
-    return -metrics[metric] if metric == ACCURACY else metrics[metric]
+    return -metrics[metric] if metric in HIGHER else metrics[metric]
 
 
 def is_own(objective: str) -> bool:
@@ -186,7 +210,7 @@ def objective_of(training: ObjectiveKeys) -> Objective:
     known = OBJECTIVES.get(training.objective)
     if known:
         return known
-    keys = tuple(key for key in ObjectiveKeys.model_fields if key != "objective")
+    keys = tuple(key for key in ObjectiveKeys.model_fields if key not in ("objective", "answer_score"))
     return Objective(training.objective, PAIRS, keys, reference=training.reference is not None)
 
 
@@ -259,6 +283,9 @@ def check(recipe: OfRecipe, place: Callable[[str], str]) -> None:
     if training.metric_for_best_model not in ("eval_loss", *known.metrics):
         problem = f"objective {name} has no {training.metric_for_best_model}"
         raise UserError(place("metric_for_best_model"), problem, f"choose {' or '.join(('eval_loss', *known.metrics))}")
+    if training.metric_for_best_model == SCORE and not training.answer_score:
+        cure = f"set answer_score: {', '.join(SCORES)}, or a function of your own"
+        raise UserError(place("metric_for_best_model"), "without answer_score nothing is scored", cure)
     if training.loss_type and not is_own(name) and training.loss_type not in known.loss_types:
         problem = f"{training.loss_type} is no form of {name}"
         raise UserError(place("loss_type"), problem, f"choose from {', '.join(known.loss_types)}")

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...errors import UserError, first_line
 from .files import REPOSITORY
-from .objectives import is_own
+from .objectives import SCORES, is_own
 from .remote_code import ALLOW
 from .settings import Settings
 from .training_section import TrainingSection
@@ -27,6 +27,9 @@ TASKS = "eval_tasks"
 NAMES_CODE: dict[str, Callable[[TrainingSection], list[str]]] = {
     "objective": lambda training: [_file_of(training.objective)] if is_own(training.objective) else [],
     "token_loss": lambda training: [_file_of(training.token_loss)] if training.token_loss else [],
+    "answer_score": lambda training: [
+        _file_of(name) for name in [training.answer_score] if name and name not in SCORES
+    ],
     TASKS: lambda training: [name for name in training.eval_tasks if is_task_file(name)],
 }
 

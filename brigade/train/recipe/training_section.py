@@ -132,7 +132,7 @@ class TrainingSection(ObjectiveKeys):
     eval_steps: Positive | None = None
     """Measure the held-out loss every so many steps; always before the first and after the last."""
     eval_answers: Annotated[int, Field(ge=0)] = 3
-    """Held-out questions that the model answers at every evaluation but the first."""
+    """Held-out questions that the model answers at every evaluation but the first; with answer_score, how many are scored."""
     eval_tasks: Words = []
     """Tasks of lm-evaluation-harness that the model is evaluated on after the last step: names (`hellaswag,arc_easy`), or YAML
     files and folders of your own tasks. Needs lm_eval (docs/training.md)."""

@@ -21,7 +21,7 @@ from ..distributed.process import this_process
 from ..engines.engine import Engine
 from ..loss.distillation import Distillation
 from ..loss.preferences import Preferences
-from ..recipe.objectives import ACCURACY, objective_of, to_minimise
+from ..recipe.objectives import HIGHER, SCORE, objective_of, to_minimise
 from ..run.directory import Run
 from ..upstream.trainer import HookedTrainer
 from ..watch.throughput import Meter
@@ -62,13 +62,13 @@ class EvaluatingTrainer(HookedTrainer):
         """Measure and log; answer questions, except with the untrained model; return what was logged. A collective."""
         this_process.timeline.enter("first evaluation")
         with this_process.heartbeat.within(heartbeat.EVALUATION), self.meter.pause(), self.at_rest():
-            metrics = self.held_out()
-            forget_other_samples(self.state, self.callback_handler.callbacks, metrics["eval_samples"], self._stored())
+            metrics, training = self.held_out(), self.run.settings.recipe.training
+            if training.eval_answers and not objective_of(training).scores:
+                metrics |= sample_answers.ask(self)
+            known = (self.callback_handler.callbacks, metrics, self._stored(), training.metric_for_best_model)
+            forget_other_samples(self.state, *known)
             self.log(metrics)
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-            training = self.run.settings.recipe.training
-            if self.state.global_step and training.eval_answers and not objective_of(training).scores:
-                sample_answers.ask(self)
         return metrics
 
     def _stored(self) -> int:
@@ -123,8 +123,8 @@ class EvaluatingTrainer(HookedTrainer):
             raise RuntimeError("evaluate() before train() breaks distributed training: call train() first")
         return model
 
-    def answers(self, questions: list[sample_answers.Question]) -> list[list[int]]:
-        """Return the model's answers in token ids. A collective."""
+    def answers(self, questions: list[sample_answers.Question], longest: int) -> list[list[int]]:
+        """Return the model's answers in at most `longest` token ids. A collective."""
         # Not through the wrapper: DDP has no generate, and under ZeRO-3 and FSDP2 the hooks sit on the modules.
         # Hence no autocast of its own either, and ends that are trained whole in fp32 would meet frozen layers in bf16.
         with self.accelerator.autocast(), self.engine.answering(self):
@@ -135,47 +135,59 @@ class EvaluatingTrainer(HookedTrainer):
                 *self.looks_as,
                 self.args.device,
                 self.data.images,
+                self.args.per_device_eval_batch_size,
+                longest,
             )
 
     def final_evaluation(self) -> float:
         """Return the held-out loss of the model that is about to be saved: the last step's, or the best checkpoint's."""
         if self.run.settings.recipe.training.load_best_model_at_end and self.state.best_model_checkpoint:
-            metrics, then = self.held_out(), self.state.best_metric
-            metric = self.run.settings.recipe.training.metric_for_best_model
-            now, best = metrics[metric], self.state.best_global_step
+            metrics, best = self.held_out(), self.state.best_global_step
             evaluations = [entry for entry in self.state.log_history if "eval_loss" in entry and entry["step"] == best]
             # A run that was resumed with another max_eval_samples has nothing to compare with.
             same = evaluations and evaluations[-1].get("eval_samples", self._stored()) == metrics["eval_samples"]
             # Transformers only warns when it finds no file to load.
+            now, then = metrics["eval_loss"], evaluations[-1]["eval_loss"] if same else math.nan
             if same and not math.isclose(now, then, rel_tol=CLOSE):
                 raise RuntimeError(
-                    f"the model of {self.state.best_model_checkpoint} was not loaded: its {metric} was "
+                    f"the model of {self.state.best_model_checkpoint} was not loaded: its held-out loss was "
                     f"{then:.6f}, now it is {now:.6f}; do all hosts see the output directory?"
                 )
-            return metrics["eval_loss"]
+            return now
         evaluations = [entry for entry in self.state.log_history if "eval_loss" in entry]
         if not evaluations or evaluations[-1]["step"] != self.state.global_step:
             return self.evaluate()["eval_loss"]
         return evaluations[-1]["eval_loss"]
 
 
-def forget_other_samples(state: TrainerState, callbacks: list[TrainerCallback], evaluated: float, stored: int) -> None:
-    """Forget the best held-out loss where it is of other samples: a run may go on with another max_eval_samples than before.
+def forget_other_samples(
+    state: TrainerState,
+    callbacks: list[TrainerCallback],
+    metrics: dict[str, float],
+    stored: int,
+    metric: str = "eval_loss",
+) -> None:
+    """Forget the best held-out figure where it is of other samples: a run may go on with another max_eval_samples than before, or
+    with another eval_answers where their score is the figure.
 
-    evaluated: how many samples the next loss is of; stored: how many are held out, all of which earlier versions evaluated
+    metrics: the next evaluation's; stored: how many samples are held out, all of which earlier versions evaluated; metric: the
+    recipe's metric_for_best_model
     """
     before = next((entry for entry in reversed(state.log_history) if "eval_loss" in entry), None)
-    if before is None or before.get("eval_samples", stored) == evaluated:
+    now, scored = metrics["eval_samples"], metrics.get("eval_answers") if metric == SCORE else None
+    was, had = (before or metrics).get("eval_samples", stored), (before or metrics).get("eval_answers", scored)
+    if now == was and (scored == had or scored is None):
         return
     state.best_metric = state.best_model_checkpoint = state.best_global_step = None
     for callback in callbacks:
         if isinstance(callback, EarlyStopping):
             callback.forget()
     if state.is_world_process_zero:
-        tqdm.write(
-            f"Held-out losses are of {evaluated:,} samples from here on, and were of {before.get('eval_samples', stored):,}: "
-            "the best one is looked for anew (max_eval_samples)."
-        )
+        changed = f"Held-out losses are of {now:,} samples from here on, and were of {was:,}"
+        key = "max_eval_samples"
+        if now == was:
+            changed, key = f"{scored} answers are scored from here on, and were {had}", "eval_answers"
+        tqdm.write(f"{changed}: the best one is looked for anew ({key}).")
 
 
 class EarlyStopping(TrainerCallback, ExportableState):
@@ -205,8 +217,8 @@ class EarlyStopping(TrainerCallback, ExportableState):
             control.should_training_stop = True
             if state.is_world_process_zero:
                 than = f"loss below {self.best:.4f}"
-                if self.metric == ACCURACY:
-                    than = f"accuracy above {-self.best:.4f}"
+                if self.metric in HIGHER:
+                    than = f"{HIGHER[self.metric]} above {-self.best:.4f}"
                 tqdm.write(
                     f"Stopping at step {state.global_step} of {state.max_steps}: no held-out {than} "
                     f"in {counted(self.without, 'evaluation')}."

@@ -11,7 +11,6 @@ from ..distributed import heartbeat, ranks
 from ..distributed.process import this_process
 from ..engines.parallel.pipeline import Pipeline
 from ..engines.parallel.pipeline_split import Part
-from . import sample_answers
 from .context import TrainingContext
 from .sample_answers import Question, stops
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-def generate(trainer: TrainingContext, pipeline: Pipeline, questions: list[Question]) -> list[list[int]]:
+def generate(trainer: TrainingContext, pipeline: Pipeline, questions: list[Question], longest: int) -> list[list[int]]:
     """Answer questions as sample_answers.generate does; each pipeline has its share of them. A collective.
 
     Pipelines that divide experts answer all of them together: who has no token has experts that others' tokens visit.
@@ -38,9 +37,9 @@ def generate(trainer: TrainingContext, pipeline: Pipeline, questions: list[Quest
 
     mine: dict[int, list[int]] = {}
     for index in range(len(questions)) if together else range(place.data, len(questions), size):
-        ids = questions[index].prompt[-max(1, positions - sample_answers.LONGEST) :]
+        ids = questions[index].prompt[-max(1, positions - longest) :]
         begin = len(ids)
-        while len(ids) - begin < sample_answers.LONGEST and (len(ids) == begin or ids[-1] not in ends):
+        while len(ids) - begin < longest and (len(ids) == begin or ids[-1] not in ends):
             tokens = torch.tensor([ids], device=pipeline.device)
             found = pipeline.forward_alone(
                 {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}, None, compute

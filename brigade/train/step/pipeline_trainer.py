@@ -73,8 +73,8 @@ class PipelineTrainer(Trainer):
         dist.broadcast(losses, pipeline.last_rank, group=pipeline.groups.stages)
         return losses
 
-    def answers(self, questions: list[Question]) -> list[list[int]]:
-        return pipeline_answers.generate(self, self.engine.pipeline, questions)
+    def answers(self, questions: list[Question], longest: int) -> list[list[int]]:
+        return pipeline_answers.generate(self, self.engine.pipeline, questions, longest)
 
     def compute_loss(
         self,

@@ -29,7 +29,7 @@ from ..run.directory import RECORD, Run
 from ..strategy import Strategy
 from ..strategy.accelerate_config import LAYERS, layer_classes
 from ..strategy.replicas import check_length
-from . import task_loading
+from . import answer_scores, task_loading
 from .optimizers import parse_arguments
 from .schedule import check_phases, run_length
 
@@ -76,6 +76,7 @@ def check_strategy(run: Run, config: PreTrainedConfig) -> None:
     check_layer_classes(settings, config, run.strategy)
     packed_samples.check(settings, config, run.kernels.attention)
     supervised_loss.check(settings, config)
+    answer_scores.check(settings)
     if settings.recipe.training.loss_tiles or settings.recipe.training.tiled_mlp:
         tiled.check(settings, config)
     if run.strategy.axes:

@@ -14,6 +14,7 @@ _COLUMNS = (
     ("eval_loss", "held-out loss {:.4f}"),
     ("eval_perplexity", "ppl {:.2f}"),
     ("eval_rewards/accuracies", "held-out accuracy {:.1%}"),
+    ("eval_answer_score", "score of answers {:.4f}"),
     ("rewards/accuracies", "accuracy {:.1%}"),
     ("rewards/margins", "margin {:.4f}"),
     ("grad_norm", "grad norm {:.3f}"),

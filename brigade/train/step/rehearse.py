@@ -198,6 +198,8 @@ def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: Worl
         "save_steps": SAVE_STEPS,
         "eval_steps": None,
         "eval_answers": min(settings.recipe.training.eval_answers, strategy.axes.data(world.size)),  # each rank one
+        "answer_score": None,  # of answers that the rehearsal's data has none of
+        "metric_for_best_model": "eval_loss",
         "eval_tasks": [],
         "logging_steps": 1,
         "warmup_steps": 0,

@@ -42,7 +42,8 @@ class ReportEvents(TrainerCallback):
         kept = {
             key.removeprefix("eval_"): value for key, value in metrics.items() if key.endswith(("loss", "perplexity"))
         }
-        line = {"event": "evaluation", "step": state.global_step, "seconds": metrics["eval_runtime"], **kept}
+        seconds = metrics["eval_runtime"] + metrics.get("eval_answers_runtime", 0.0)
+        line = {"event": "evaluation", "step": state.global_step, "seconds": seconds, **kept}
         if self.writer:
             self.lines.put(line)
         else:  # after training

@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,9 @@ from ..data.store import IGNORED, TokenSequence
 from ..distributed import heartbeat, ranks
 from ..distributed.process import this_process
 from ..host import files
+from ..recipe.objectives import SCORE
 from ..run.directory import ANSWERS
+from . import answer_scores
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -32,7 +35,8 @@ if TYPE_CHECKING:
     from .context import TrainingContext
 
 LONGEST = 64  # new tokens
-TOGETHER = 27  # questions
+TOGETHER = 27  # questions that `brigade eval` has answered at once
+SHOWN = 8  # answers of an evaluation in the log; all are kept
 THUMBNAIL = 128  # pixels
 
 
@@ -50,20 +54,38 @@ class Question:
 Record = dict[str, Any]  # a line of a JSON file
 
 
-def ask(trainer: TrainingContext) -> None:
-    """Let the model answer, and show and keep what it said. A collective."""
-    questions = choose(trainer.data.heldout, trainer.run.settings.recipe.training.eval_answers)
+def ask(trainer: TrainingContext) -> dict[str, float]:
+    """Let the model answer, except the untrained one, and show and keep what it said. Return what the recipe's answer_score says
+    of it, as it is logged: the mean score, of how many answers, and the seconds that they took. A collective."""
+    settings, tokenizer, began = trainer.run.settings, trainer.processing_class, time.perf_counter()
+    questions = choose(trainer.data.heldout, settings.recipe.training.eval_answers)
+    references, scored = [asked.reference for asked in questions], settings.recipe.training.answer_score
+    if scored:
+        answer_scores.check_references(settings, answer_scores.texts(tokenizer, references))
+    if not trainer.state.global_step:
+        return {}
     trainer.model_wrapped.eval()
-    given = trainer.answers(questions)
+    given = trainer.answers(questions, longest_scored(questions) if scored else LONGEST)
     trainer.model_wrapped.train()
+    figures = {}
+    if scored:
+        score = answer_scores.mean(answer_scores.score_of(settings), tokenizer, references, given)
+        score = ranks.gather_all(score)[0]  # a function of the user's may draw random numbers
+        figures = {SCORE: score, "eval_answers": len(questions), "eval_answers_runtime": time.perf_counter() - began}
     if trainer.run.world.is_main_rank:
         kept = entries(trainer.processing_class, questions, given, trainer.state.global_step, trainer.data.images)
         trainer.run.check_directory()
         store(kept, trainer.run.directory)
-        show(kept)
+        show(kept[:SHOWN])
         for callback in trainer.callback_handler.callbacks:
             if getattr(callback, "tb_writer", None):
-                callback.tb_writer.add_text("answers", markdown(kept), trainer.state.global_step)
+                callback.tb_writer.add_text("answers", markdown(kept[:SHOWN]), trainer.state.global_step)
+    return figures
+
+
+def longest_scored(questions: list[Question]) -> int:
+    """Return how many tokens a scored answer may have: LONGEST more than the longest reference, so that none is cut too early."""
+    return LONGEST + max(len(question.reference) for question in questions)
 
 
 def choose(heldout: Mapping[str, Sequence[TokenSequence]], wanted: int) -> list[Question]:
@@ -105,43 +127,35 @@ def generate(
     size: int,
     device: torch.device,
     processor: Processor | None = None,
+    together: int = 1,
+    longest: int = 0,
 ) -> list[list[int]]:
-    """Greedy answers in token ids, at most LONGEST each. A collective.
+    """Greedy answers in token ids. A collective.
 
     rank, size: data-parallel ones; ranks that compute a layer together have the same, and generate together
     processor: what reads the questions' images, where they have some
+    together: questions that a rank answers at once, padded on the left; longest: tokens of an answer at most; 0: LONGEST
 
-    Rank r answers questions r, r + size, ...; sharded parameters are gathered by all ranks at once, hence a rank
+    Rank r answers batches r, r + size, ...; sharded parameters are gathered by all ranks at once, hence a rank
     that has none left repeats one, and synced_gpus keeps a rank that is done in step with the others. With images all ranks
-    answer the same question: a tower's parameters are gathered, too, and a question without an image needs no tower.
+    answer the same batch: a tower's parameters are gathered, too, and a question without an image needs no tower.
     """
     mine: dict[int, list[int]] = {}
-    shared = any(question.images for question in questions)
+    if any(question.images for question in questions):
+        rank, apart = 0, 1
+    else:
+        apart = size
+    each = max(1, min(together, -(-len(questions) // apart)))
+    batches = [range(len(questions))[first : first + each] for first in range(0, len(questions), each)]
     # A compiled model would be compiled again for each length.
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-        for first in range(0, len(questions), 1 if shared else size):
-            index = first if shared else (first + rank) % len(questions)
+        for first in range(0, len(batches), apart):
+            batch = batches[(first + rank) % len(batches)]
             how: dict[str, Any] = {"synced_gpus": size > 1, "streamer": _Beat(), "processor": processor}
-            (mine[index],) = _greedy(model, tokenizer, questions, [questions[index]], device, **how)
-    given = {index: answer for of_rank in ranks.gather_all(mine) for index, answer in of_rank.items()}
-    return [given[index] for index in range(len(questions))]
-
-
-def generate_together(
-    model: torch.nn.Module,
-    tokenizer: PreTrainedTokenizerBase,
-    questions: list[Question],
-    device: torch.device,
-    longest: int = 0,
-    processor: Processor | None = None,
-) -> list[list[int]]:
-    """Return what generate() does on one process, TOGETHER questions at a time. longest: of an answer, in tokens; 0: LONGEST"""
-    given = []
-    with torch.inference_mode(), torch.compiler.set_stance("force_eager"):
-        for first in range(0, len(questions), TOGETHER):
-            some = questions[first : first + TOGETHER]
-            given += _greedy(model, tokenizer, questions, some, device, longest, processor)
-    return given
+            given = _greedy(model, tokenizer, questions, [questions[index] for index in batch], device, longest, **how)
+            mine |= zip(batch, given, strict=True)
+    found = {index: answer for of_rank in ranks.gather_all(mine) for index, answer in of_rank.items()}
+    return [found[index] for index in range(len(questions))]
 
 
 def _greedy(
@@ -184,13 +198,6 @@ def _greedy(
         end = next((place for place, token in enumerate(answer) if token in ends), len(answer))
         answers.append(answer[: end + 1])
     return answers
-
-
-def exact(tokenizer: PreTrainedTokenizerBase, questions: list[Question], given: list[list[int]]) -> float:
-    """Return the share of answers whose text is the reference's, but for blanks around it."""
-    pairs = [(asked.reference, answer) for asked, answer in zip(questions, given, strict=True)]
-    texts = [[text.strip() for text in tokenizer.batch_decode(pair, skip_special_tokens=True)] for pair in pairs]
-    return sum(reference == answer for reference, answer in texts) / len(texts)
 
 
 class _Beat:

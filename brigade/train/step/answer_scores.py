@@ -1,0 +1,158 @@
+"""How good a generated answer is beside the reference: the recipe's `answer_score`, in training and in `brigade eval`."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...errors import UserError, first_line
+from ..data.rows import BadRow
+from ..data.tool_calls import ARGUMENTS, calls_of
+from ..recipe.objectives import SCORES
+from ..recipe.program import own_function
+from ..recipe.settings import Settings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Score = Callable[[str, str], float]  # of an answer, by the reference
+UNREADABLE = (ValueError, RecursionError, BadRow)
+
+
+def text(answer: str, reference: str) -> float:
+    """Return 1 where both are the same text."""
+    return float(answer == reference)
+
+
+def tool_call(answer: str, reference: str) -> float:
+    """Return 1 where both call the same functions with the same arguments, in the same order; where the reference calls none, for
+    an answer that calls none."""
+    try:
+        return float(calls(answer) == calls(reference))
+    except UNREADABLE:
+        return 0.0
+
+
+def fields(answer: str, reference: str) -> float:
+    """Return which share of the reference's fields the answer has with the same values. Fields of nested objects count each; a
+    list is one value."""
+    try:
+        given, wanted = (dict(_leaves(_single(each))) for each in (answer, reference))
+    except UNREADABLE:
+        return 0.0
+    return sum(given.get(path) == value for path, value in wanted.items()) / len(wanted)
+
+
+def calls(said: str) -> list[str]:
+    """Return the tool calls of a text, each as JSON in one form: objects, or lists of them, with a name and arguments by one of
+    their usual names, whichever tags stand around them. Raises one of UNREADABLE for what looks like one and is none."""
+    found = [each for value in _values(said) for each in (value if isinstance(value, list) else [value])]
+    written = [
+        each for each in found if isinstance(each, dict) and any(key in each for key in ("function", *ARGUMENTS))
+    ]
+    return [_same(call["function"]) for each in written for call in calls_of(each, "a call", set())]
+
+
+def _values(said: str) -> Iterator[Any]:
+    """Yield the objects and lists of JSON in a text, from its thoughts on. Raises ValueError for an object that breaks off."""
+    at = said.rfind("</think>") + 1
+    while begin := _BEGINS.search(said, at):
+        try:
+            value, at = _JSON.raw_decode(said, begin.start())
+        except ValueError:
+            if _OBJECT.match(said, begin.start()):  # other braces are prose, or code
+                raise
+            at = begin.end()
+        else:
+            yield value
+
+
+def _single(said: str) -> Any:
+    (value,) = _values(said)  # ValueError where there are none, or several
+    return value
+
+
+def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, (*path, key))
+    else:
+        yield path, _same(value)
+
+
+def _same(value: Any) -> str:
+    """Return one text for values that are the same in JSON: keys in any order, 1 and 1.0; but true is not 1."""
+    return json.dumps(_JSON.decode(json.dumps(value)), sort_keys=True)
+
+
+def _number(digits: str) -> float:
+    number = float(digits)
+    return int(number) if number.is_integer() else number
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+_BEGINS, _OBJECT = re.compile(r"[{\[]"), re.compile(r'{\s*"')
+_JSON = json.JSONDecoder(parse_float=_number, parse_constant=_refuse)
+_KNOWN: dict[str, Score] = dict(zip(SCORES, (text, tool_call, fields), strict=True))
+
+
+def score_of(settings: Settings) -> Score:
+    """Return the recipe's answer_score; without one, text. Raises UserError for a function of the user's that gives no number."""
+    named = settings.recipe.training.answer_score or "text"
+    if named in _KNOWN:
+        return _KNOWN[named]
+    own = own_function(settings, "answer_score")
+
+    def score(answer: str, reference: str) -> float:
+        try:
+            given = float(own(answer, reference))
+        except Exception as error:
+            why = f"it fails for the answer {answer[:60]!r}: {type(error).__name__}: {first_line(error)}"
+        else:
+            if math.isfinite(given):
+                return given
+            why = f"it gives {given} for the answer {answer[:60]!r}"
+        raise UserError(settings.place("answer_score"), f"{named}: {why}", "return a finite number for any two texts")
+
+    return score
+
+
+def check(settings: Settings) -> None:
+    """Raise UserError where nothing is scored, or the user's function cannot be."""
+    if settings.recipe.training.answer_score:
+        if not settings.recipe.training.eval_answers:
+            problem = "answer_score scores no answer: eval_answers is 0"
+            raise UserError(settings.place("answer_score"), problem, "set eval_answers to how many are scored (200)")
+        score_of(settings)("an answer", "an answer")
+
+
+def check_references(settings: Settings, references: Sequence[str]) -> None:
+    """Raise UserError where the references are not what the recipe's answer_score compares: each score would be 0, or 1."""
+    named, place = settings.recipe.training.answer_score, settings.place("answer_score")
+    cure = "choose text, or a function of your own that reads them (docs/training.md)"
+    if named not in _KNOWN:
+        return
+    for reference in references:
+        if not _KNOWN[named](reference, reference):
+            raise UserError(place, f"{named} cannot read the held-out answer {reference[:80]!r}", cure)
+    if named == "tool_call" and not any(map(calls, references)):
+        raise UserError(place, f"none of {len(references)} held-out answers has a tool call in JSON", cure)
+
+
+def texts(tokenizer: PreTrainedTokenizerBase, given: list[list[int]]) -> list[str]:
+    """Return answers in token ids as texts without control tokens, and without blanks around them."""
+    return [said.strip() for said in tokenizer.batch_decode(given, skip_special_tokens=True)]
+
+
+def mean(
+    score: Score, tokenizer: PreTrainedTokenizerBase, references: list[list[int]], given: list[list[int]]
+) -> float:
+    """Return the mean score of answers in token ids."""
+    pairs = zip(texts(tokenizer, given), texts(tokenizer, references), strict=True)
+    return math.fsum(score(*pair) for pair in pairs) / len(references)

@@ -1,0 +1,107 @@
+"""Scores of answers: what counts as equal, what cannot be read, and what a recipe may ask for."""
+
+import pytest
+
+from brigade.errors import UserError
+from brigade.train.recipe import flags
+from brigade.train.step import answer_scores
+from brigade.train.step.answer_scores import calls, fields, text, tool_call
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1, "y": {"a": [1, 2], "b": true}}}\n</tool_call>'
+SECOND = '{"name": "g", "arguments": {}}'
+
+
+@pytest.mark.parametrize("answer, score", [
+    ('{"arguments": {"y": {"b": true, "a": [1.0, 2]}, "x": 1.0}, "name": "f"}', 1),  # keys in any order, 1.0 and 1, other tags
+    ('<think>{"name": "g", "arguments": {"x": </think>' + CALL, 1),  # thoughts are no calls, and may break off
+    ('[{"name": "f", "parameters": {"x": 1, "y": {"a": [1, 2], "b": true}}}]', 1),  # Llama's name of arguments, Mistral's list
+    ('{"function": {"name": "f", "arguments": "{\\"x\\": 1, \\"y\\": {\\"a\\": [1, 2], \\"b\\": true}}"}}', 1),  # OpenAI's
+    (CALL.replace('"f"', '"h"'), 0), (CALL.replace('"x": 1', '"x": 2'), 0), (CALL.replace('"x": 1', '"x": "1"'), 0),
+    (CALL.replace("[1, 2]", "[2, 1]"), 0), (CALL.replace("true", "1"), 0), (CALL.replace('"x": 1', '"x": 1, "z": 1'), 0),
+    (CALL + CALL, 0), (CALL + SECOND, 0), (SECOND + CALL, 0), ("I cannot do that.", 0), ("", 0),
+    (CALL[:-20], 0), (CALL + '<tool_call>{"name": "f", "argu', 0), (CALL.replace('"x": 1', '"x": NaN'), 0),
+    ('{"x":' * 100_000, 0), ('{"name": "f", "arguments": [1]}', 0),
+])  # fmt: skip
+def test_a_tool_call_is_right_by_name_and_arguments(answer, score):
+    assert tool_call(answer, CALL) == score
+
+
+def test_several_calls_are_right_in_their_order_and_a_text_without_calls_where_none_is_made():
+    assert tool_call(f"{CALL}, and then {SECOND}", CALL + SECOND) == 1 and tool_call(SECOND + CALL, CALL + SECOND) == 0
+    assert (
+        tool_call("No {braces} [of] a call.", "There is no such tool.") == 1 and tool_call(CALL, "There is none.") == 0
+    )
+    assert calls("I see {it}.") == [] and len(calls(CALL + SECOND)) == 2
+
+
+@pytest.mark.parametrize("answer, score", [
+    ('{"c": {"e": 2.0, "d": [1, {"x": 0}]}, "a": 1, "b": "two"}', 1), ('{"a": 1, "b": "two", "c": {"e": 2}}', 0.75),
+    ('```json\n{"a": true, "b": "two", "more": 5}\n```', 0.25), ('{"c": 1}', 0), ("two", 0),
+    ('{"a": 1', 0), ('{"a": 1}{"b": "two"}', 0),
+])  # fmt: skip
+def test_json_counts_the_references_fields_that_are_equal(answer, score):
+    assert fields(answer, '{"a": 1, "b": "two", "c": {"d": [1, {"x": 0}], "e": 2}}') == score
+
+
+def test_a_text_is_right_word_by_word():
+    assert text("a b", "a b") == 1 and text("a  b", "a b") == 0
+
+
+def settings(*words):
+    return flags.load(list(words))
+
+
+@pytest.mark.parametrize("words, place, problem", [
+    (["--answer_score", "bleu"], "flag --answer_score", "text, tool_call, json, or a function of your own"),
+    (["--answer_score", "text", "--objective", "dpo"], "flag --answer_score", "objective dpo does not read it"),
+    (["--metric_for_best_model", "eval_answer_score"], "flag --metric_for_best_model", "without answer_score nothing is scored"),
+])  # fmt: skip
+def test_a_recipe_that_cannot_be_scored_is_refused(words, place, problem):
+    with pytest.raises(UserError, match=problem) as caught:
+        settings(*words)
+    assert caught.value.place == place
+
+
+def test_references_that_a_score_cannot_read_are_refused():
+    def check(score, *references):
+        answer_scores.check_references(settings("--answer_score", score), references)
+
+    check("json", '{"a": 1}', "{}")
+    check("tool_call", "none", CALL)
+    check("text", "anything")
+    for score, references, problem in (
+        ("json", ['{"a": 1}', "four"], "json cannot read the held-out answer 'four'"),
+        (
+            "tool_call",
+            ["<function=f><parameter=x>1</parameter></function>"],
+            "none of 1 held-out answers has a tool call",
+        ),
+        ("tool_call", [CALL, '{"name": "f", "arguments": 3}'], "tool_call cannot read the held-out answer"),
+    ):
+        with pytest.raises(UserError, match=problem):
+            check(score, *references)
+    with pytest.raises(UserError, match="eval_answers is 0"):
+        answer_scores.check(settings("--answer_score", "text", "--eval_answers", "0"))
+
+
+def test_a_function_of_ones_own_gives_a_finite_number(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(
+        "def length(answer, reference):\n    return len(answer) / len(reference)\n"
+        "def nothing(answer, reference):\n    return float('nan')\n"
+        "def fails(answer, reference):\n    return answer[1000]\n"
+    )
+
+    def own(name):
+        return settings("--answer_score", f"{file}:{name}")
+
+    answer_scores.check(own("length"))
+    assert answer_scores.score_of(own("length"))("ab", "abcd") == 0.5
+    for name, problem in (
+        ("nothing", "it gives nan for the answer"),
+        ("fails", "IndexError"),
+        ("none", "no function 'none'"),
+    ):
+        with pytest.raises(UserError, match=problem) as caught:
+            answer_scores.check(own(name))
+        assert caught.value.place == "flag --answer_score"
