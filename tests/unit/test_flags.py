@@ -202,7 +202,7 @@ ZERO_IS_ONE = {
     "lora_dropout", "trainable_token_indices", "warmup_steps", "weight_decay", "max_grad_norm",
     "router_aux_loss_coef", "router_bias_update_rate", "label_smoothing", "label_smoothing_factor", "z_loss_coef",
     "simpo_gamma", "adam_beta1", "adam_beta2", "seed", "eval_answers", "dataloader_num_workers", "hang_timeout",
-    "outer_momentum",
+    "outer_momentum", "tiled_loss",
 }  # fmt: skip
 
 
