@@ -4,12 +4,13 @@
     python -m benchmarks.preferences --losses           # one round of each, for the losses
     python -m benchmarks.preferences --only dpo ipo     # of RUNS these
     python -m benchmarks.preferences --without ours     # TRL and the plain loop
+    python -m benchmarks.preferences --short            # on rows of one sentence, which are nearly as long as one another
     python -m benchmarks.preferences --tiny             # every objective on a tiny random model, for the losses
 
 SmolLM2-135M-Instruct, all parameters, on sentences and the tool calls that they ask for: the same rows, order, batch, precision
 (fp32), learning rate and optimizer for all. A rejected answer is another row's. A row has one to eight sentences, their number
-log-normal, for the lengths of answers that people compare are as uneven; with --tiny it has one. Nothing is downloaded; TRL lives
-in .venv/peers (benchmarks/peers.py). Where TRL computes something else than the papers is told in docs/evidence/preferences.md.
+log-normal, for the lengths of answers that people compare are as uneven; with --short and --tiny it has one. Nothing is
+downloaded; TRL lives in .venv/peers (benchmarks/peers.py). Where TRL computes something else than the papers is told in docs/evidence/preferences.md.
 """
 
 import argparse
@@ -118,7 +119,7 @@ def write_rows(path: Path, rows: Iterable[Row]) -> str:
     return str(path)
 
 
-def build(run: Run, tiny: bool) -> Row:
+def build(run: Run, tiny: bool, short: bool = False) -> Row:
     """Write a run's rows, and those in the order in which train.py draws them.
 
     Returns {"rows", "train", "heldout", "drawn", "model"}: the training rows, and where all lie; {"learning_rate"}; and
@@ -133,7 +134,7 @@ def build(run: Run, tiny: bool) -> Row:
 
     WORK.mkdir(parents=True, exist_ok=True)
     kind = run.rows
-    every = rows_of(kind, STEPS * BATCH + HELD_OUT, single=tiny)
+    every = rows_of(kind, STEPS * BATCH + HELD_OUT, single=tiny or short)
     rows, heldout = every[:-HELD_OUT], every[-HELD_OUT:]
     order = GlobalBatches(len(rows), BATCH, 1, 0, 1, SHARED["seed"]).order().flatten()
     recipe = as_flags(recipe=str(REPOSITORY / "recipes/smollm2-135m/full.yaml"))
@@ -312,10 +313,10 @@ def spread(values: list[float], digits: int, unit: str = "") -> str:
     )
 
 
-def measure(name: str, programs: list[str], rounds: int, patient: bool, tiny: bool) -> None:
+def measure(name: str, programs: list[str], rounds: int, patient: bool, tiny: bool, short: bool) -> None:
     """Run one objective, and print its tables. patient: wait before each run until the machine is quiet"""
     run = RUNS[name]
-    data = build(run, tiny)
+    data = build(run, tiny, short)
     results = {program: plain(run, data) for program in programs if program == PLAIN}
     timed: dict[str, list[Row]] = {program: [] for program in programs if program != PLAIN}
     for _ in range(rounds):
@@ -338,6 +339,7 @@ def main() -> None:
     parser.add_argument("--without", nargs="+", choices=PROGRAMS, default=[], help="programs that are left out")
     parser.add_argument("--rounds", type=int, default=5, help="a figure is their median (default: 5)")
     parser.add_argument("--losses", action="store_true", help="one round, which does not wait for a quiet machine")
+    parser.add_argument("--short", action="store_true", help="rows of one sentence each")
     parser.add_argument("--tiny", action="store_true", help="one round on a tiny random model")
     options = parser.parse_args()
     if TRL not in options.without:
@@ -346,7 +348,7 @@ def main() -> None:
     programs = [program for program in PROGRAMS if program not in options.without]
     once = options.losses or options.tiny
     for name in options.only or (RUNS if options.tiny else MEASURED):
-        measure(name, programs, 1 if once else options.rounds, patient=not once, tiny=options.tiny)
+        measure(name, programs, 1 if once else options.rounds, patient=not once, tiny=options.tiny, short=options.short)
 
 
 if __name__ == "__main__":
