@@ -10,7 +10,8 @@
 SmolLM2-135M-Instruct, all parameters, on sentences and the tool calls that they ask for: the same rows, order, batch, precision
 (fp32), learning rate and optimizer for all. A rejected answer is another row's. A row has one to eight sentences, their number
 log-normal, for the lengths of answers that people compare are as uneven; with --short and --tiny it has one. Nothing is
-downloaded; TRL lives in .venv/peers (benchmarks/peers.py). Where TRL computes something else than the papers is told in docs/evidence/preferences.md.
+downloaded; TRL lives in .venv/peers (benchmarks/peers.py). Where TRL computes something else than the papers is told in
+docs/evidence/preferences.md.
 """
 
 import argparse
