@@ -1,5 +1,5 @@
 """Runs whose figures tell whether another version of a package, or another revision of this repository, computes something else:
-every strategy on one and two processes, every axis, method and kind of objective once.
+every strategy on one and two processes, every axis, method and kind of objective once, and three models of images.
 
 benchmarks/golden.py keeps what they gave with the pinned versions, benchmarks/parity.py compares two revisions by them.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 from brigade.train.strategy.axes import Axes
 
-from . import axes, axes_experts, axes_pipeline, axes_sequence, methods, parity, preferences, runs
+from . import axes, axes_experts, axes_pipeline, axes_sequence, image_runs, methods, parity, preferences, runs
 
 STEPS = 6  # five make an epoch, which ends in the middle of a batch; of preferences three do
 LISTS = ("loss", "grad_norm", "eval_loss", "expert_balance")
@@ -28,7 +28,7 @@ def cases(folder: Path) -> list[dict[str, Any]]:
     shared = runs.write_inputs(folder, STEPS)  # after _axes(), which writes longer ones
     length = ["--max_steps", str(STEPS), "--eval_steps", str(STEPS // 2)]
     found = [{"group": ""} | runs.prepared(case, folder, shared) for case in own]
-    return found + [case.run(folder, *length, name=str(case)) for case in _preferences()]
+    return [*found, *(case.run(folder, *length, name=str(case)) for case in _preferences()), *_images(folder)]
 
 
 def _axes(folder: Path) -> list[dict[str, Any]]:
@@ -74,6 +74,18 @@ def _preferences() -> list[preferences.Case]:
         for kind, variant in (("zero3", ""), ("fsdp2", preferences.ADAPTERS))
     ]
     return one + two  # fmt: skip
+
+
+def _images(folder: Path) -> list[dict[str, Any]]:
+    """Models of images and texts in one process, whose forward passes differ more between releases than those of texts."""
+    models, inputs, found = ("gemma3", "qwen3_vl", "llama4"), folder / "images", []
+    inputs.mkdir()
+    image_runs.write_inputs(inputs, set(models))
+    for model in models:
+        run = image_runs.Case(model).run(inputs, name=f"images, {model}")
+        output = {str(inputs / "outputs" / run["name"]): str(folder / "outputs" / run["name"])}
+        found.append(run | {"flags": [output.get(word, word) for word in run["flags"]]})
+    return found
 
 
 def measured(folder: Path, *names: str) -> tuple[dict[str, Figures], dict[str, str]]:

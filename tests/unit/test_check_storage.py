@@ -159,7 +159,7 @@ def test_a_disk_that_takes_no_more_files_is_named(left, level):
 @pytest.mark.parametrize("free, level", [(200, "red"), (300, "yellow"), (600, "green")])
 def test_the_room_that_is_needed_is_the_planners_of_this_recipe(free, level):
     """Qwen3-8B in full: 8.19 B weights with AdamW's states, 107 GiB; two of them have to fit, and three stay."""
-    assert levels(rooms(output=free * GIB, recipe="recipes/qwen3-8b/full.yaml"))[1] == level
+    assert levels(rooms(output=free * GIB, recipe="recipes/qwen3-8b/full-low-memory.yaml"))[1] == level
 
 
 @pytest.mark.parametrize(
@@ -168,19 +168,19 @@ def test_the_room_that_is_needed_is_the_planners_of_this_recipe(free, level):
 )
 def test_a_checkpoint_that_lies_there_has_its_room(there, output, level):
     """One of 107 GiB is there: the same command, started again, has to fit one more."""
-    found = rooms(output=output * GIB, recipe="recipes/qwen3-8b/full.yaml", there=there)
+    found = rooms(output=output * GIB, recipe="recipes/qwen3-8b/full-low-memory.yaml", there=there)
     assert levels(found)[1] == level
     assert found["node2"].value == ("enough" if level == "green" else f"{output}.0 GiB free")
 
 
 def test_the_words_give_every_figure():
-    found = rooms(output=200 * GIB, recipe="recipes/qwen3-8b/full.yaml", there=1)["node2"].problem
+    found = rooms(output=200 * GIB, recipe="recipes/qwen3-8b/full-low-memory.yaml", there=1)["node2"].problem
     assert "and 1 of 4 that lie there at a time is there; room for 1 more (106.8 GiB) is the least" in found
     assert "for 3 more (320.4 GiB) enough" in found
 
 
 def test_one_that_is_kept_alone_needs_one_more_when_it_goes_on():
-    large = {"recipe": "recipes/qwen3-8b/full.yaml", "flags": ["--save_total_limit", "1"]}
+    large = {"recipe": "recipes/qwen3-8b/full-low-memory.yaml", "flags": ["--save_total_limit", "1"]}
     assert levels(rooms(output=120 * GIB, there=1, **large))[1] == "green"
     assert levels(rooms(output=120 * GIB, **large))[1] == "red"
 
@@ -207,9 +207,9 @@ def test_a_slow_disk_is_named(second, level):
 
 def test_the_seconds_of_a_checkpoint_count_all_hosts_where_all_write():
     """114.7 GB at 0.3 GB/s of each of three hosts under ZeRO-3."""
-    found = rates([0.3e9] * 3, ZERO, "recipes/qwen3-8b/full.yaml")
+    found = rates([0.3e9] * 3, ZERO, "recipes/qwen3-8b/full-low-memory.yaml")
     assert "a checkpoint in 127" in found["node1"].value
-    assert levels(rates([0.1e9] * 3, ZERO, "recipes/qwen3-8b/full.yaml")) == ["yellow"] * 3
+    assert levels(rates([0.1e9] * 3, ZERO, "recipes/qwen3-8b/full-low-memory.yaml")) == ["yellow"] * 3
 
 
 def test_a_disk_that_fails_is_named():

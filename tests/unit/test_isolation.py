@@ -21,7 +21,7 @@ METHODS = {
     ("gemma4_text", "sdpa"): packed_samples.POSITIONS, ("glm_moe_dsa", "eager"): packed_samples.POSITIONS,
     ("kimi_linear", "eager"): packed_samples.POSITIONS,
     ("opt", "sdpa"): packed_samples.NOTHING,  # masks without position ids
-    ("falcon", "eager"): packed_samples.POSITIONS,  # since Transformers 5.24; NOTHING before
+    ("falcon", "eager"): packed_samples.NOTHING,  # likewise
     ("mamba", "eager"): packed_samples.POSITIONS, ("qwen3_next", "flash_attention_2"): packed_samples.LENGTHS,
     ("falcon_h1", "varlen"): packed_samples.LENGTHS, ("minimax", "sdpa"): packed_samples.POSITIONS,
     ("nemotron_h", "sdpa"): packed_samples.POSITIONS, ("recurrent_gemma", "varlen"): packed_samples.LENGTHS,

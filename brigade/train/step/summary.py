@@ -96,7 +96,7 @@ def summary(run: Run, trainer: TrainingContext, data: Prepared, checkpoint: Path
     for key, value in lines.items():
         table.add_row(key, Text(value))  # Text: brackets in a path are no markup
     longest = max(len(word) for value in lines.values() for word in value.split())
-    room = max(map(len, lines)) + 1 + longest  # a path in two pieces cannot be copied
+    room = max(map(len, lines)) + 2 + longest  # a path in two pieces cannot be copied; 2: blanks between the columns
     console(columns=max(OF_LOGS, room)).print(table)
     if not checkpoint:  # a run that continues has shown it
         report.show_sample(data, trainer.processing_class)

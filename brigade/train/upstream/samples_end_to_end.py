@@ -100,17 +100,18 @@ class _Corrected:
         config: PreTrainedConfig,
         inputs_embeds: torch.Tensor,
         attention_mask: torch.Tensor | None,
-        past_key_values: Cache | None,
         position_ids: torch.Tensor,
         block_sequence_ids: torch.Tensor,
+        **cache: Cache | None,
     ) -> dict[str, torch.Tensor | None]:
+        """Return a mask for each kind of layer. cache: by Transformers' own name for it, which differs between its releases"""
         from transformers import masking_utils as masks
 
-        known = {"config": config, "inputs_embeds": inputs_embeds, "past_key_values": past_key_values}
+        known = {"config": config, "inputs_embeds": inputs_embeds, **cache}
         made = self.plain(
             **known, attention_mask=attention_mask, position_ids=position_ids, block_sequence_ids=block_sequence_ids
         )
-        end_to_end = attention_mask is None and past_key_values is None and position_ids is not None
+        end_to_end = attention_mask is None and not any(cache.values()) and position_ids is not None
         samples = masks.find_packed_sequence_indices(position_ids) if end_to_end else None
         if samples is not None:
             # Without position ids all functions get positions in the sequence, between which distances are the same.

@@ -227,8 +227,12 @@ def test_objectives_that_read_the_same_share_a_cache_and_answers_have_the_old_on
     real = building.json.dumps
     monkeypatch.setattr(building.json, "dumps", lambda content, **how: texts.append(content) or real(content, **how))
     data = {"dataset_name": None, "train_file": write("a.jsonl", chats("a", 9))}
-    prints = {name: building.plan(load(data=data, training={"objective": name}), tokenizer)[2] for name in OBJECTIVES}
-    assert building.plan(load(data=data), tokenizer)[2] == prints["sft"]
+    teacher = {"distill": {"teacher": "other"}}
+    prints = {
+        name: building.plan(load(data=data, training={"objective": name} | teacher.get(name, {})), tokenizer)[2]
+        for name in OBJECTIVES
+    }
+    assert building.plan(load(data=data), tokenizer)[2] == prints["sft"] == prints["distill"]
     assert len(set(prints.values())) == 3 and prints["dpo"] == prints["reward"] != prints["kto"]
     known = {"tokenizer", "templates", "variables", "end", "max_length", "truncation"}
     of_the_data = [text for text in texts if isinstance(text, list)][-1]
