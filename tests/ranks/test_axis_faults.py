@@ -47,6 +47,6 @@ def test_a_run_whose_rank_is_killed_ends_with_the_losses_of_an_undisturbed_one(a
     assert said.count("failed first: killed by signal 9 (SIGKILL)\n") == 1, said
     assert "error: localhost, rank 1 failed first: killed by signal 9 (SIGKILL)\n" in said, said
     assert "newest checkpoint: step 2: 1 step lost" in said and re.search(
-        rf"continues +from {run}/checkpoint-2\b", said
+        rf"continues\s+from\s+{run}/checkpoint-2\b", said
     ), said
     assert run_files.figures(run_files.history(run), *whole) == whole
