@@ -106,7 +106,7 @@ def test_written_script_trains_on_all_hosts_and_goes_on_after_more_urgent_work_t
     assert "world size 2 on 2 hosts" in log.read_text()
     stopped = next(event for event in events.read(output) if event["event"] == "stopped")
     assert stopped["checkpoint"] == f"checkpoint-{stopped['step']}" and stopped["by"].startswith("SIGTERM to rank ")
-    assert re.search(rf"continues +from .*{stopped['checkpoint']}\b", log.read_text())
+    assert re.search(rf"continues\s+from\s.*{stopped['checkpoint']}\b", log.read_text())
     assert [event["step"] for event in events.read(output) if event["event"] == "step"] == list(range(1, 13))
     assert losses_of(output) == pytest.approx(train_alone(flags, tmp_path / "run"), rel=1e-5)
 
@@ -119,7 +119,7 @@ def test_script_with_restarts_starts_again_inside_its_allocation(slurm):
     fields = wait(slurm, job, log)
     said = log.read_text()
     assert (fields["JobState"], fields["Restarts"]) == ("COMPLETED", "0"), said[-3000:]
-    assert "attempt 2 on node1, node2" in said and re.search(r"continues +from .*checkpoint-", said), said[-3000:]
+    assert "attempt 2 on node1, node2" in said and re.search(r"continues\s+from\s.*checkpoint-", said), said[-3000:]
     assert len(losses_of(output)) == 8
 
 
