@@ -14,7 +14,9 @@ import pytest
 from transformers import TrainerCallback
 
 from brigade.train.distributed.ranks import fail
+from brigade.train.run import other_owner, owner
 from testing.command_line import as_flags
+from testing.patience import wait_until
 from testing.ranks import REPOSITORY
 from testing.train_command import (
     GOOD,
@@ -176,6 +178,8 @@ def test_ranks_end_with_their_launcher_and_one_run_has_a_directory(folder, main,
             assert f"another run is using it: process {pid} on {HOST}" in message and "another --output_dir" in message
         launcher.kill()
         launcher.wait()
+        # The system lets go of a lock a moment after the process that held it can no longer be listed.
+        wait_until(lambda: other_owner.holder(run / owner.FILE) is None, seconds=10)
     trainer = main([*flags, "--output_dir", str(run)], callbacks=(StopsAtOnce(),))
     assert trainer.state.global_step > 10 and (run / "success.json").exists()
     assert not (run / ".owner").exists() and not (folder / "run.old-1").exists()
