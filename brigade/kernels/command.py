@@ -9,6 +9,7 @@ mistake in the recipe.
 
 import argparse
 import json
+import sys
 
 from ..errors import UserError
 from ..errors.console import console
@@ -51,6 +52,8 @@ def run(options: argparse.Namespace) -> int:
     if options.seconds is not None:
         limits = limits | {"seconds": options.seconds}
     how = auto.words_for(settings)
+    quicker = "" if options.quick else " (--quick: what `auto` chooses among, in 15 s)"
+    print(f"trying kernels for at most {limits['seconds']:.0f} s{quicker}", file=sys.stderr)
     proof = prove.on_this_host(config, shapes, options.quick, index=options.device, limits=limits, **how)
     kept = proofs.write(proof) if prove.proven_times(proof) else None
     if options.json:

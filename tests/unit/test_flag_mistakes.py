@@ -138,8 +138,9 @@ def test_names_to_choose_from_are_listed_once(load, mistake):
 @pytest.mark.parametrize("section, key, value, wanted", [
     ("training", "max_steps", "many", "integer"), ("training", "learning_rate", "fast", "number"),
     ("training", "bf16", "maybe", "true or false"), ("training", "global_batch_size", 0, "greater than or equal to 1"),
-    ("training", "optim", "adamw_torhc", "'adamw_torch'"), ("training", "report_to", "wandbb", "'wandb'"),
-    ("training", "learning_rate", -1.0, "greater than 0"), ("model", "attn_implementation", "flash", "sdpa"),
+    ("training", "optim", "adamw_torhc", "'adamw_torch'"),
+    ("training", "optim", "adamw", "'adamw_torch'"), ("training", "report_to", "wandbb", "'wandb'"),
+    ("training", "learning_rate", -1.0, "greater than 0"), ("model", "attn_implementation", "flash", "'flash_attention_2'"),
     ("data", "max_length", 2.5, "integer"), ("training", "learning_rate", math.inf, "finite"),
     ("training", "max_steps", True, "integer"), ("training", "adam_beta2", 1, "less than 1"),
     ("training", "max_steps", 0, " a number of steps from 1, or -1"), ("training", "seed", 2**64, "less than 4294967296"),

@@ -115,7 +115,8 @@ def explain(error: ValidationError, sources: dict[str, str], path: Path, documen
         cure = f"set objective: {value}, and leave loss_type out"
         return UserError(place, f"{shown(value)} is an objective of its own", cure)
     words = re.findall("'([^']*)'", wanted)
-    meant = nearest(value, words, LIKELY) if isinstance(value, str) else None
+    begun = [word for word in words if word.startswith(f"{value}_")]  # adamw: the first is what most people mean
+    meant = nearest(value, words, LIKELY) or next(iter(begun), None) if isinstance(value, str) else None
     cure = f"did you mean {meant!r}?" if meant else "give one of them" if len(words) > MANY else f"give {wanted}"
     if any(one["type"] == "string_type" for one in (first, *same)):
         written: Any = document  # for pydantic does not see a bool as it is
