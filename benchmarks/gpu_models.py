@@ -156,7 +156,7 @@ def where() -> Row:
     from benchmarks.pages import machine
     from brigade.train.run.versions import of_packages
 
-    found = of_packages()
+    found = dict(of_packages())
     for package in EXTRAS:
         try:
             found[package] = version(package)

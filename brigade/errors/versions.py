@@ -70,6 +70,15 @@ def unsupported(package: str, version: str) -> str:
     return f"{range_of(package)}; not {version}: {why}" if why else ""
 
 
+def lacks(axis: str) -> tuple[str, str] | None:
+    """Why the packages here cannot divide a model along this axis of a strategy ("experts", for one): (problem, cure), or None."""
+    for name, row in supported().items():
+        since, version = row.get("axes", {}).get(axis), installed(name)
+        if since and version and release(version) < release(since):
+            return f"{name} {version} cannot divide {axis}", f"install {name} {since} or later, or remove the key"
+    return None
+
+
 def range_of(package: str) -> str:
     """What is supported, in words."""
     row = supported()[package]

@@ -21,7 +21,7 @@ METHODS = {
     ("gemma4_text", "sdpa"): packed_samples.POSITIONS, ("glm_moe_dsa", "eager"): packed_samples.POSITIONS,
     ("kimi_linear", "eager"): packed_samples.POSITIONS,
     ("opt", "sdpa"): packed_samples.NOTHING,  # masks without position ids
-    ("falcon", "eager"): packed_samples.NOTHING,  # likewise
+    ("falcon", "eager"): packed_samples.POSITIONS,  # since Transformers 5.24; NOTHING before
     ("mamba", "eager"): packed_samples.POSITIONS, ("qwen3_next", "flash_attention_2"): packed_samples.LENGTHS,
     ("falcon_h1", "varlen"): packed_samples.LENGTHS, ("minimax", "sdpa"): packed_samples.POSITIONS,
     ("nemotron_h", "sdpa"): packed_samples.POSITIONS, ("recurrent_gemma", "varlen"): packed_samples.LENGTHS,
@@ -173,6 +173,7 @@ def test_a_leak_between_samples_is_found(leak, monkeypatch):
     # padding, and an answer that is being generated
     (cumulative(np.array([4, 1])) | {"attention_mask": torch.ones(1, 5)}, None),
     (cumulative(np.array([4, 1])) | {"past_key_values": object()}, None),
+    (cumulative(np.array([4, 1])) | {"cache": object()}, None),  # its name from Transformers 5.24 on
 ])  # fmt: skip
 def test_what_a_model_is_told_says_which_samples_there_are(given, lengths):
     assert sample_by_sample.lengths_of(given) == lengths

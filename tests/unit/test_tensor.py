@@ -89,6 +89,12 @@ def test_models_without_a_plan_or_with_another_kind_of_it(name, said):
     assert said in problem
 
 
+def test_a_plan_that_divides_the_embedding_alone_is_none(monkeypatch):
+    """As many have, Qwen3-VL's and gpt-oss's among them: each rank would compute every layer whole."""
+    monkeypatch.setattr(CONFIG_MAPPING["gpt2"], "base_model_tp_plan", {"wte": "embedding_rowwise"})
+    assert "no tensor-parallel plan" in tensor.check(CONFIG_MAPPING["gpt2"](), 2)[0]
+
+
 def test_a_mixture_of_experts_is_told_that_both_axes_together_divide_it():
     _, cure = tensor.check(config("qwen3_moe", num_key_value_heads=2), 2)
     assert "parallelism_config_ep_size" in cure

@@ -11,6 +11,9 @@ import pytest
 import yaml
 
 from brigade.errors import versions
+from brigade.train.host.cluster import World
+from brigade.train.strategy import axis_rules
+from brigade.train.strategy.axes import Axes
 
 ROOT = Path(__file__).resolve().parents[2]
 PINNED = {name: versions.pins()[name] for name in versions.supported() if name != "python"}
@@ -93,7 +96,8 @@ def test_verbs_that_only_look_do_so_with_any_versions(old, tmp_path):
     ("torch", "2.13.0+cu130", True),
     ("torch", "2.13.0a0+b5d4.nv26.07", True),
     ("torch", "2.100", True),
-    ("transformers", "5.21.1", False),
+    ("transformers", "5.19.1", False),
+    ("transformers", "5.20.0", True),
     ("transformers", "5.24.0.dev0", True),
     ("accelerate", "1.14.9", False),
     ("accelerate", "1.15.1", True),
@@ -110,6 +114,20 @@ def test_a_known_bad_version_is_refused_with_its_reason(monkeypatch):
     monkeypatch.setitem(versions.supported(), "peft", row)
     assert "not 0.21.9: it forgets adapters" in refusal(PINNED | {"peft": "0.21.9"})
     assert not refusal(PINNED | {"peft": "0.21.8"})
+
+
+@pytest.mark.parametrize("flags", [[], ["--rehearse"]])
+def test_a_version_that_lacks_an_axis_refuses_runs_with_it_alone(flags, load, mistake, monkeypatch):
+    """Not the rehearsal either, which takes what sizes its ranks allow."""
+    since = versions.supported()["transformers"]["axes"]["experts"]
+    assert not refusal(PINNED | {"transformers": "5.21.1"})
+    monkeypatch.setattr(versions, "installed", {"transformers": "5.21.1"}.get)
+    world = World(0, 0, 2, 2, "here", "torchrun")
+    said = mistake(axis_rules.check, Axes(experts=2), "ds_config", load(*flags), world)
+    assert "transformers 5.21.1 cannot divide experts" in said and f"install transformers {since} or later" in said
+    axis_rules.check(Axes(tensor=2), "ds_config", load(*flags), world)
+    monkeypatch.setattr(versions, "installed", {"transformers": f"{since}.0"}.get)
+    axis_rules.check(Axes(experts=2), "ds_config", load(*flags), world)
 
 
 def test_what_no_run_needs_may_be_missing():

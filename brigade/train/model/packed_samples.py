@@ -82,11 +82,10 @@ def masks(config: PreTrainedConfig, position_ids: torch.Tensor, dtype: torch.dty
 
     text = config.get_text_config()
     shape = torch.empty(*position_ids.shape, 0, dtype=dtype, device=position_ids.device)
-    known = {"config": text, "inputs_embeds": shape, "position_ids": position_ids}
-    known |= {"attention_mask": None, "past_key_values": None}
-    of_kind = {"full_attention": create_causal_mask(**known)}
+    known = text, shape, None, None, position_ids  # by their places: Transformers renames its cache
+    of_kind = {"full_attention": create_causal_mask(*known)}
     if getattr(text, "sliding_window", None):
-        of_kind["sliding_attention"] = create_sliding_window_causal_mask(**known)
+        of_kind["sliding_attention"] = create_sliding_window_causal_mask(*known)
     return of_kind
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ALIKE = 1.5
 # What layers are told about the samples of a sequence. Stateful ones read it only with kernels, and raise an error without them.
 _TOLD = (BORDERS, "cu_seq_lens_k", "max_length_q", "max_length_k")
-_CACHES = ("past_key_values", "cache_params")
+_CACHES = ("cache", "past_key_values", "cache_params")
 
 
 class Samples:

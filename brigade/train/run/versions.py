@@ -4,8 +4,8 @@ import functools
 import platform
 import subprocess
 import time
-from importlib.metadata import PackageNotFoundError, version
 
+from ...errors.versions import installed
 from ..recipe.files import REPOSITORY
 
 _PACKAGES = ("torch", "transformers", "deepspeed", "accelerate", "peft", "datasets")
@@ -16,17 +16,10 @@ def now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
+@functools.cache  # each parses the package's whole description, and every checkpoint asks
 def of_packages() -> dict[str, str]:
     """Versions of Python and of the packages that decide what a run computes."""
-    return {"python": platform.python_version()} | {package: _installed(package) for package in _PACKAGES}
-
-
-@functools.cache  # each parses the package's whole description, and every checkpoint asks
-def _installed(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "missing"
+    return {"python": platform.python_version()} | {name: installed(name) or "missing" for name in _PACKAGES}
 
 
 def git_commit() -> str | None:

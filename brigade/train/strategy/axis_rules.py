@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...errors import UserError
+from ...errors import UserError, versions
 from ...errors.tables import Document
 from ..host.cluster import World
 from ..recipe.settings import Settings
@@ -23,9 +23,10 @@ SCHEDULES = {
 
 def check(axes: Axes, source: str, settings: Settings, world: World) -> None:
     """Raise UserError where the axes do not go over the ranks that there are. Before anything is loaded."""
-    if settings.rehearse:  # it takes the sizes that its ranks allow
+    mistake = next(filter(None, map(versions.lacks, axes.used)), None)
+    if settings.rehearse and not mistake:  # it takes the sizes that its ranks allow
         return
-    mistake = problem(axes, world.size)
+    mistake = mistake or problem(axes, world.size)
     if mistake:
         raise UserError(source, *mistake)
     if crosses_hosts(axes, world.local_size) and not settings.recipe.cluster.tensor_across_hosts:

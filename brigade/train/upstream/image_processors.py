@@ -23,7 +23,7 @@ from transformers import (
 from transformers.processing_utils import ProcessorMixin
 from transformers.utils import is_torchvision_available
 
-from .llama4_images import Llama4ImageProcessorPil, take_pixels_in_any_precision
+from .llama4_images import Llama4ImageProcessorPil, correct_model
 
 
 class NoVideos(video_processing_utils.BaseVideoProcessor):
@@ -83,7 +83,7 @@ def read_image_processor(source: str, revision: str | None, config: PreTrainedCo
     """
     settings, _ = Llama4ImageProcessorPil.get_image_processor_dict(source, revision=revision)
     if str(settings.get("image_processor_type")).removesuffix("Fast") == "Llama4ImageProcessor":
-        take_pixels_in_any_precision()
+        correct_model()
         return Llama4ImageProcessorPil.from_dict(settings)
     how = {"config": config, "backend": "pil", "trust_remote_code": False}
     return AutoImageProcessor.from_pretrained(source, revision=revision, **how)

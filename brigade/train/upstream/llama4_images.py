@@ -92,11 +92,14 @@ def _coloured(
     return colours.float()
 
 
-def take_pixels_in_any_precision() -> None:
-    """Let Llama 4's tower take pixels in another precision than that of its weights, as towers of other models do.
+def correct_model() -> None:
+    """Let Llama 4's model of images take pixels in another precision than that of its tower's weights, as other models do, and
+    return what its decoder has returned.
 
-    Pixels are numbers that bf16 can hold, so that none is changed (llama4/modeling_llama4.py: Llama4UnfoldConvolution).
+    Pixels are numbers that bf16 can hold, so that none is changed (llama4/modeling_llama4.py: Llama4UnfoldConvolution). The
+    model looks for the tower's outputs among those of the decoder, which has none (Llama4ForConditionalGeneration: image_outputs).
     """
+    from transformers.modeling_outputs import MoeCausalLMOutputWithPast as Outputs
     from transformers.models.llama4.modeling_llama4 import Llama4UnfoldConvolution as Patches
 
     plain = Patches.forward
@@ -107,3 +110,4 @@ def take_pixels_in_any_precision() -> None:
         return plain(self, hidden_states.to(self.linear.weight.dtype))
 
     Patches.forward = forward  # type: ignore[method-assign]
+    Outputs.image_outputs = None  # type: ignore[attr-defined]

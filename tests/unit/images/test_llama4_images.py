@@ -76,3 +76,17 @@ def test_a_tower_in_bf16_takes_pixels_in_fp32(written, picture):
     with torch.no_grad():
         given = (made.get_image_features(each).last_hidden_state for each in (pixels, pixels.bfloat16()))
         assert torch.equal(*given)
+
+
+def test_a_model_of_images_returns_its_logits(written, picture):
+    """Whatever its outputs are called: one release of Transformers looks for a tower's in a decoder's."""
+    model = written("llama4")
+    made = AutoModelForImageTextToText.from_pretrained(model.folder, dtype=torch.float32)
+    ids = torch.tensor([[5, 6, 7]])
+    pixels = model.processor.tensors([picture(1, 32, 32).open()])["pixel_values"]
+    image = torch.full((1, made.get_image_features(pixels).last_hidden_state.flatten(0, -2).shape[0]), made.config.image_token_id)
+    with torch.no_grad():
+        plain = made(ids).logits
+        shown = made(torch.cat([image, ids], 1), pixel_values=pixels).logits
+    torch.testing.assert_close(plain, made.language_model(ids).logits)
+    assert shown.shape[1] == image.shape[1] + 3 and not torch.allclose(shown[:, -3:], plain)

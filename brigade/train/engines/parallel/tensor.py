@@ -46,7 +46,7 @@ def check(
     plan = {name: style for name, style in (text.base_model_tp_plan or {}).items() if name not in besides}
     if not experts.count(config):  # Gemma 4's plan is also that of its mixtures
         plan = {name: style for name, style in plan.items() if "experts" not in name.split(".")}
-    if not plan:
+    if {*plan.values()} <= {"embedding_rowwise"}:  # which divides no layer
         problem = f"Transformers has no tensor-parallel plan for {text.model_type}"
         return problem, CURE
     odd = sorted(set(plan.values()) - {*WEIGHTS, NORMS})
