@@ -5,9 +5,10 @@
     python -m benchmarks.golden --write                # the table anew: benchmarks/results/golden.jsonl, after an upgrade
 
 The versions that are asked for, and what they need that is not here, are put over this environment, which stays as it is: pip
-installs them into a temporary folder, and PYTHONPATH names it first. Then come tests/unit/test_upstream.py and test_ds_keys.py,
-and the runs of testing/golden.py: what their figures differ by from the table is printed. Sums are added up in another order
-on another processor, so where this is not the table's, the same runs with this environment alone take its place.
+installs them into a temporary folder, and PYTHONPATH names it first. Then come tests/unit/test_upstream.py,
+test_upstream_contracts.py and test_ds_keys.py, and the runs of testing/golden.py: what their figures differ by from the table is
+printed. Sums are added up in another order on another processor, so where this is not the table's, the same runs with this
+environment alone take its place.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from brigade.errors.versions import ANYWAY
 from testing import golden
 
 TABLE = RESULTS / "golden.jsonl"
-TESTS = ("tests/unit/test_upstream.py", "tests/unit/test_ds_keys.py")
+TESTS = tuple(f"tests/unit/test_{name}.py" for name in ("upstream", "upstream_contracts", "ds_keys"))
 SECONDS = 1500
 # In a process of its own, with other versions: their figures as JSON, and what has failed.
 MEASURE = """

@@ -71,7 +71,7 @@ def unsupported(package: str, version: str) -> str:
 
 
 def lacks(axis: str) -> tuple[str, str] | None:
-    """Why the packages here cannot divide a model along this axis of a strategy ("experts", for one): (problem, cure), or None."""
+    """Why the packages here cannot divide a model along this axis of a strategy, experts for one: (problem, cure), or None."""
     for name, row in supported().items():
         since, version = row.get("axes", {}).get(axis), installed(name)
         if since and version and release(version) < release(since):

@@ -9,6 +9,10 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining._utils import InferenceMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import brigade.train
 from brigade.train.upstream import (
@@ -16,6 +20,7 @@ from brigade.train.upstream import (
     llama4_images,
     model_loading,
     own_frozen_parameters,
+    pipelining,
     samples_end_to_end,
     token_rows,
     zero_parameters,
@@ -98,6 +103,23 @@ def test_each_function_of_ours_takes_what_the_one_in_whose_place_it_stands_takes
     context = replace()
     with context if hasattr(context, "__enter__") else nullcontext():
         assert not takes(getattr(owner, name), theirs, by_name=".models." in module)
+
+
+def test_a_stage_receives_each_micro_batch_in_its_own_shape():
+    """Whether torch is given a buffer, or makes one by its description of what comes."""
+    dist.init_process_group("fake", rank=1, world_size=3, store=FakeStore())
+    try:
+        part = torch.nn.Linear(4, 4)
+        stage = pipelining.Stage(part, 1, 3, torch.device("cpu"), torch.float32, dist.group.WORLD)
+        stage.has_backward, stage.shapes = True, [(1, 3, 4), (1, 5, 4)]
+        stage._inference_mode = InferenceMode.STATIC  # as a schedule does, which gives an example
+        stage._prepare_forward_infra(2, (), {}, has_backward=True)
+        stage._prepare_backward_infra(2)
+        for number, shape in enumerate(stage.shapes):
+            received = [*stage.get_fwd_recv_ops(number), *stage.get_bwd_recv_ops(number)]
+            assert [tuple(operation.tensor.shape) for operation in received] == [shape, shape]
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_new_argument_and_a_renamed_one_are_found():

@@ -97,7 +97,7 @@ def correct_model() -> None:
     return what its decoder has returned.
 
     Pixels are numbers that bf16 can hold, so that none is changed (llama4/modeling_llama4.py: Llama4UnfoldConvolution). The
-    model looks for the tower's outputs among those of the decoder, which has none (Llama4ForConditionalGeneration: image_outputs).
+    model looks for the tower's outputs among the decoder's, which has none (Llama4ForConditionalGeneration: image_outputs).
     """
     from transformers.modeling_outputs import MoeCausalLMOutputWithPast as Outputs
     from transformers.models.llama4.modeling_llama4 import Llama4UnfoldConvolution as Patches

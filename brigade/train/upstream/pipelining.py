@@ -6,6 +6,7 @@ batches. Buffers are made when something is about to be received, and let go aft
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -43,6 +44,11 @@ class Stage(PipelineStage):
         for info in received:
             if not info.is_root_arg:
                 info.buffer = torch.empty(self.shapes[number], dtype=self.dtype, device=self.device)
+                if hasattr(
+                    info, "allocate_buffer"
+                ):  # newer torch makes it by this description, where there is none yet
+                    changed = {"shape": info.buffer.shape, "stride": info.buffer.stride()}
+                    info.buffer, info.tensor_meta = None, replace(info.tensor_meta, **changed)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: object, **options: object) -> None:
         super().backward_one_chunk(bwd_chunk_id, *args, **options)

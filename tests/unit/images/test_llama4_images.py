@@ -84,7 +84,9 @@ def test_a_model_of_images_returns_its_logits(written, picture):
     made = AutoModelForImageTextToText.from_pretrained(model.folder, dtype=torch.float32)
     ids = torch.tensor([[5, 6, 7]])
     pixels = model.processor.tensors([picture(1, 32, 32).open()])["pixel_values"]
-    image = torch.full((1, made.get_image_features(pixels).last_hidden_state.flatten(0, -2).shape[0]), made.config.image_token_id)
+    image = torch.full(
+        (1, made.get_image_features(pixels).last_hidden_state.flatten(0, -2).shape[0]), made.config.image_token_id
+    )
     with torch.no_grad():
         plain = made(ids).logits
         shown = made(torch.cat([image, ids], 1), pixel_values=pixels).logits
