@@ -110,11 +110,13 @@ def measured(folder: Path, *names: str) -> tuple[dict[str, Figures], dict[str, s
 
 def figures(output: Path, log: list[dict[str, Any]]) -> Figures:
     """Return what a run has computed: its LISTS, the norm of what it saved, how many tensors and parameters these are, the
-    fingerprint of its data, whether Transformers loads its adapters, and the names of all figures that it logged."""
+    fingerprint of its data, whether Transformers loads its adapters, and the names of all figures that it logged. Prepared images
+    belong to the version of Transformers that has prepared them, and their fingerprint says so."""
     import torch
     import yaml
     from safetensors.torch import load_file
 
+    settings = yaml.safe_load((output / "run.yaml").read_text())
     files = json.loads((output / "success.json").read_text())["model"]
     tensors = {name: tensor for file in files for name, tensor in load_file(output / file).items()}
     norms = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors.values()]
@@ -123,7 +125,7 @@ def figures(output: Path, log: list[dict[str, Any]]) -> Figures:
         "saved_norm": [float(torch.stack(norms).norm())],
         "saved": f"{len(tensors)} tensors of {sum(tensor.numel() for tensor in tensors.values())} parameters",
         **({"loads": _loads(output)} if "adapter_model.safetensors" in files else {}),
-        "data": yaml.safe_load((output / "run.yaml").read_text())["run"]["data"],
+        **({} if settings["data"].get("images") else {"data": settings["run"]["data"]}),
         "logged": " ".join(sorted({key for entry in log for key in entry})),
     }
 

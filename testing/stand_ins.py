@@ -17,7 +17,6 @@ import torch
 
 from brigade.plan.shape.layer_sizes import FLASH_WIDTH
 from brigade.train.model.per_layer import widest_head
-from brigade.train.upstream.experts import replace_gate
 
 SCANNED = 2048  # tokens of a chunk of the selective scan (csrc/selective_scan/selective_scan.cpp)
 FLASH = "brigade_traced"  # no name with flash in it, which Transformers would look for among its kernels
@@ -298,7 +297,15 @@ def fuse(model: torch.nn.Module, kernels: frozenset[str]) -> None:
         elif "mlp" in kernels and {"gate_up_proj", "down_proj"} <= set(names):
             module.forward = lambda x, m=module: m.down_proj(_GatedInPlace.apply(*m.gate_up_proj(x).chunk(2, dim=-1)))
         elif "mlp" in kernels:
-            replace_gate(module, lambda both: _GatedInPlace.apply(*both.chunk(2, dim=-1)))
+            _replace_gate(module, lambda both: _GatedInPlace.apply(*both.chunk(2, dim=-1)))
+
+
+def _replace_gate(experts: torch.nn.Module, gate: torch.nn.Module) -> None:
+    """Fused experts compute `gate(both)`, where they have no gate of their own as gpt-oss has (integrations/moe.py)."""
+    from transformers.integrations.moe import _default_apply_gate
+
+    if getattr(type(experts), "_apply_gate", None) is _default_apply_gate:
+        experts._apply_gate = gate
 
 
 def register_flash() -> None:

@@ -12,6 +12,7 @@ run on a GPU:
 
 import itertools
 import logging
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers import PreTrainedModel
 
 from brigade.errors import UserError, first_line
 from brigade.plan.shape.built import build, configured, decoder_layers
@@ -140,10 +142,18 @@ def run(
     return Trace(kept, tuple(each), max(0.0, live.peak - end), float(marks.loss - end))
 
 
+def _calls_by_name(model_class: type[PreTrainedModel] | None) -> bool:
+    """Whether a model's attention calls whatever function is registered under the name of its implementation
+    (modeling_utils.py: ALL_ATTENTION_FUNCTIONS); some do that do not say that they take an `attention_backend`."""
+    return upstream.supports(model_class, "attention_backend") or hasattr(
+        sys.modules[model_class.__module__], "ALL_ATTENTION_FUNCTIONS"
+    )
+
+
 def _attention(config: Mapping[str, Any], settings: TraceSettings) -> str:
     """Return what computes attention, by Transformers' name: a model with classes of its own has only SDPA or eager."""
     model_class = upstream.model_class(configured(config))
-    if settings.attention == "eager" or upstream.calls_by_name(model_class):
+    if settings.attention == "eager" or _calls_by_name(model_class):
         return "eager" if settings.attention == "eager" else FLASH
     return "sdpa" if upstream.supports(model_class, "sdpa") else "eager"
 

@@ -162,17 +162,15 @@ def differences(hosts: Mapping[str, Versions], pinned: Mapping[str, str]) -> dic
     differences_of = {host: Differences() for host in hosts}
     for name in pinned:
         versions = {host: packages.get(name) for host, packages in hosts.items()}
-        agree = len(set(versions.values())) == 1
+        agree, exchanged = len(set(versions.values())) == 1, name in PACKAGES
         right = {host: version for host, version in versions.items() if meets(version, pinned[name])}
         usual = most_common(right) if right else None
         for host, version in versions.items():
-            if host not in right and not (agree and version is None and name not in PACKAGES):
+            if host not in right and not (agree and version is None and not exchanged):
                 reference = f"pinned {pinned[name]}"
-                differences_of[host].add(
-                    name, version, usual or pinned[name], name in PACKAGES and not agree, reference
-                )
+                differences_of[host].add(name, version, usual or pinned[name], exchanged and not agree, reference)
             elif host in right and usual and version != usual:
-                differences_of[host].add(name, version, usual, name in PACKAGES, f"elsewhere {usual}")
+                differences_of[host].add(name, version, usual, exchanged, f"elsewhere {usual}")
     return differences_of
 
 

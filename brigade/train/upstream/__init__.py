@@ -190,14 +190,6 @@ def supports(model: torch.nn.Module, what: str) -> bool:
     return getattr(model, f"_supports_{what}", True)
 
 
-def calls_by_name(model_class: type[PreTrainedModel] | None) -> bool:
-    """Whether a model's attention calls whatever function is registered under the name of its implementation
-    (modeling_utils.py: ALL_ATTENTION_FUNCTIONS); some do that do not say that they take an `attention_backend`."""
-    return supports(model_class, "attention_backend") or hasattr(
-        sys.modules[model_class.__module__], "ALL_ATTENTION_FUNCTIONS"
-    )
-
-
 def attention_of(config: PreTrainedConfig) -> str:
     """The attention that a model was built with (configuration_utils.py: _attn_implementation)."""
     return config._attn_implementation

@@ -87,14 +87,6 @@ def compute_as_autocast_says() -> None:
     ALL_EXPERTS_FUNCTIONS.register("grouped_mm", forward)  # under its own name, by which generate() takes another one
 
 
-def replace_gate(experts: torch.nn.Module, gate: torch.nn.Module) -> None:
-    """Fused experts compute `gate(both)`, where they have no gate of their own as gpt-oss has (integrations/moe.py)."""
-    from transformers.integrations.moe import _default_apply_gate
-
-    if getattr(type(experts), "_apply_gate", None) is _default_apply_gate:
-        experts._apply_gate = gate
-
-
 def taken_for_experts(model: torch.nn.Module, layers: list[str]) -> set[str]:
     """Last parts of the names in `layers` that PEFT takes for the fused experts', wherever such a layer stands: in
     DeepSeek-V3 gate_proj, up_proj, down_proj of shared experts and dense layers too (utils/transformers_weight_conversion.py:
