@@ -122,7 +122,7 @@ def figures(output: Path, log: list[dict[str, Any]]) -> Figures:
     norms = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors.values()]
     return {
         **{key: values for key in LISTS if (values := [entry[key] for entry in log if key in entry])},
-        "saved_norm": [float(torch.stack(norms).norm())],
+        "saved_norm": [float(torch.stack(norms).norm())] if norms else [],
         "saved": f"{len(tensors)} tensors of {sum(tensor.numel() for tensor in tensors.values())} parameters",
         **({"loads": _loads(output)} if "adapter_model.safetensors" in files else {}),
         **({} if settings["data"].get("images") else {"data": settings["run"]["data"]}),
