@@ -160,15 +160,14 @@ def differences(hosts: Mapping[str, Versions], pinned: Mapping[str, str]) -> dic
     red wherever it is, for a run refuses it.
     """
     differences_of = {host: Differences() for host in hosts}
-    for name in pinned:
+    for name, pin in pinned.items():
         versions = {host: packages.get(name) for host, packages in hosts.items()}
         agree, exchanged = len(set(versions.values())) == 1, name in PACKAGES
-        right = {host: version for host, version in versions.items() if meets(version, pinned[name])}
+        right = {host: version for host, version in versions.items() if meets(version, pin)}
         usual = most_common(right) if right else None
         for host, version in versions.items():
             if host not in right and not (agree and version is None and not exchanged):
-                reference = f"pinned {pinned[name]}"
-                differences_of[host].add(name, version, usual or pinned[name], exchanged and not agree, reference)
+                differences_of[host].add(name, version, usual or pin, exchanged and not agree, f"pinned {pin}")
             elif host in right and usual and version != usual:
                 differences_of[host].add(name, version, usual, exchanged, f"elsewhere {usual}")
     return differences_of

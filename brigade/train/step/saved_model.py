@@ -61,13 +61,17 @@ def _write(trainer: TrainingContext, folder: Path) -> None:
     for name, master in trainer.engine.masters(trainer):
         if trainer.args.should_save:
             state[name] = master.cpu()
-    if trainer.args.should_save and not trainer.run.settings.recipe.model.use_peft:
+    if (
+        not trainer.args.should_save
+    ):  # it has no state, and some releases would write that over the first rank's adapters
+        return
+    if not trainer.run.settings.recipe.model.use_peft:
         checkpoint_files.name_once(state, trainer.model)
         _as_in_the_base(state, trainer.base_files)
-    model = trainer.engine.model_to_save(trainer) if trainer.args.should_save else trainer.model
+    model = trainer.engine.model_to_save(trainer)
     checkpoint_files.save_model(trainer, model, folder, state)
     generates = getattr(model, "generation_config", None) is not None  # and is no reward model
-    if trainer.args.should_save and trainer.run.settings.recipe.model.use_peft and generates:
+    if trainer.run.settings.recipe.model.use_peft and generates:
         model.generation_config.save_pretrained(str(folder))  # PEFT saves adapters, and nothing of where an answer ends
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    import torch
     from transformers import Cache, PreTrainedConfig
 
 

@@ -186,6 +186,5 @@ def end_workers(loader: DataLoader) -> None:
 def scale_losses_on_cpus(accelerator: Accelerator) -> None:
     """fp16 on a CPU: it casts and scales nothing there, without a word (accelerator.py: Accelerator.__init__), though torch can
     do both."""
-    import torch
 
     accelerator.native_amp, accelerator.scaler = True, torch.amp.GradScaler("cpu")
