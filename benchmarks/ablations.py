@@ -47,7 +47,6 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "attention's own rates": {"attention": False},
     "attention's rate grows with the length": {"flash_half_length": NONE},
     "narrow heads are slower": {"exponential_width": NONE},
-    "SDPA's memory-efficient kernel": {"efficient_attention": 1},
     "the last wave of a product": {"product_tile": (1e-6, 1e-6)},
     "a tile's start and end": {"tile_fill": 0},
     "drivers": {"drivers": False},
@@ -60,10 +59,8 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "adding up micro-batches": {"engines": {"accumulated": 0.0}},
     "the optimizer's traffic": {"adam_bytes": 0},
     "many ranks apart": {"many_ranks": 10**9},
-    "less fragmentation where memory is short": {"short": 1.0, "short_in_step": 1.0},
-    "another share in the optimizer's step": {"short_in_step": CONSTANTS.short},
+    "fewer gaps where memory is short": {"short": 1.0},
     "ZeRO-3's pools at most": {"pools_at_most": 0},
-    "norms' own backward pass": {"norm_back": 0},
     "dequantising": {"dequantise_bytes": 0.0},
 }
 

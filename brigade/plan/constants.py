@@ -20,7 +20,6 @@ class Constants:
     grouped_share: float
     flash_half_length: Mapping[str, float]
     exponential_width: Mapping[str, float]
-    efficient_attention: int
     scan_exponential: int
     scan_exponential_back: int
     scan_chunk: int
@@ -44,14 +43,12 @@ class Constants:
     contention: float
     fragmentation: float
     short: float
-    short_in_step: float
     pools_at_most: int
     pools_with_room: int
     context_gib: float
     collectives_gib: float
     many_ranks: int
     fused_loss_bytes: int
-    norm_back: int
     nf4_bytes: float
     nf4_cut_bytes: float
     deepspeed_bucket: int

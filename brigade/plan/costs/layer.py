@@ -14,7 +14,6 @@ import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..constants import CONSTANTS
 from .adapters import adapter_traffic
 from .job import Job
 from .mixer import mixer_ops
@@ -40,8 +39,7 @@ def layer_ops(job: Job, moe: bool) -> Iterator[Op]:
 
     def norm(number: int) -> Iterator[Op]:
         into_product = number < 2  # Gemma's third and fourth go into the residual stream, which keeps nothing of them
-        gradient = 2 * h * into_product  # the residual stream's
-        yield _norm(job, f"norm{number}", h, split=False, stream=job.autocast and into_product, beside=gradient)
+        yield _norm(job, f"norm{number}", h, split=False, stream=job.autocast and into_product)
         if into_product:
             yield Op(f"norm{number} out", "pointwise", kept=2 * h * readers[number], split=False)
 
@@ -95,9 +93,7 @@ def _attention_with_products(job: Job) -> Iterator[Op]:
     if family.qk_norm:
         yield _norm(job, "qk norm", turned)
     if family.v_norm and shape.made:  # without a weight
-        yield Op(
-            "v norm", "pointwise", moved=16 * kv, moved_back=24 * kv, kept=2 * kv, back=CONSTANTS.norm_back * kv / 2
-        )
+        yield Op("v norm", "pointwise", moved=16 * kv, moved_back=24 * kv, kept=2 * kv)
     if family.rotary:
         moved = (4 if "rotary" in job.kernels else 20) * turned
         # Values that are a slice of one tensor keep all of it, queries and keys before they are turned too.
@@ -127,8 +123,7 @@ def _experts(job: Job) -> Iterator[Op]:
         # A norm behind the dense MLP, one before the router, without a weight, but with a scale, and one before the experts, of
         # which the dispatch keeps what it copies (Gemma4TextDecoderLayer).
         yield _norm(job, "norm4", h, split=False)
-        back = CONSTANTS.norm_back * h
-        yield Op("router norm", "pointwise", moved=36 * h, moved_back=54 * h, kept=8 * h, back=back, split=False)
+        yield Op("router norm", "pointwise", moved=36 * h, moved_back=54 * h, kept=8 * h, split=False)
         yield _norm(job, "norm5", h, split=False)
     if shape.family.fp32_router and not own_norms:  # whose router's norm has it
         yield Op("router input", "pointwise", moved=6 * h, moved_back=6 * h, kept=4 * h, split=False)
@@ -148,20 +143,20 @@ def exchanged_width(job: Job) -> float:
     return 2 * s.query_width + s.key_value_width * max(1.0, job.context / s.kv_heads)
 
 
-def _norm(job: Job, name: str, width: float, split: bool = True, stream: bool = False, beside: float = 0.0) -> Op:
+def _norm(job: Job, name: str, width: float, split: bool = True, stream: bool = False) -> Op:
     """Return a norm.
 
     Unfused, it moves per element 6 bytes to cast, 8 to square, 4 for the mean, 8 to scale, 6 to cast and 4 for the weight; half
     as much again backward, with four tensors in fp32 at once, as traces show (benchmarks/results/long_context.jsonl).
 
-    stream: it reads an fp32 residual stream, and keeps that instead of a copy; beside: bytes that stand meanwhile
+    stream: it reads an fp32 residual stream, and keeps that instead of a copy
     """
     if job.one_kernel_norm:
         kept = (4 if stream else 2) * width
         return Op(name, "pointwise", moved=4 * width, moved_back=8 * width, kept=kept, split=split)
     normalised = 4 if job.shape.family.fp32_norm or stream else 2  # what the weight multiplies
-    kept, back = (4 + normalised) * width, CONSTANTS.norm_back * width + beside
-    return Op(name, "pointwise", moved=36 * width, moved_back=54 * width, kept=kept, back=back, split=split)
+    kept = (4 + normalised) * width
+    return Op(name, "pointwise", moved=36 * width, moved_back=54 * width, kept=kept, split=split)
 
 
 def _attention(job: Job) -> Iterator[Op]:
@@ -176,7 +171,6 @@ def _attention(job: Job) -> Iterator[Op]:
         outside = of_images or (bool(shape.window) and job.sequence > shape.window)
         flops = 4 * q * (job.sequence if outside else job.scored / 2)
         kept = 4 * q + (4 * q if kv < 2 * q else keys_values) + 4 * heads + 2 * job.sequence * outside
-        flops *= CONSTANTS.efficient_attention
         yield Op("attention", "attention", flops, moved=8 * q, moved_back=8 * q, kept=kept, back=16 * q)
         return
     if job.attention != "eager":
