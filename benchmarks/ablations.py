@@ -59,8 +59,9 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "adding up micro-batches": {"engines": {"accumulated": 0.0}},
     "the optimizer's traffic": {"adam_bytes": 0},
     "many ranks apart": {"many_ranks": 10**9},
-    "fewer gaps where memory is short": {"short": 1.0},
+    "less fragmentation where memory is short": {"short": 1.0},
     "ZeRO-3's pools at most": {"pools_at_most": 0},
+    "norms' own backward pass": {"norm_back": 0},
     "dequantising": {"dequantise_bytes": 0.0},
 }
 

@@ -49,6 +49,7 @@ class Constants:
     collectives_gib: float
     many_ranks: int
     fused_loss_bytes: int
+    norm_back: int
     nf4_bytes: float
     nf4_cut_bytes: float
     deepspeed_bucket: int

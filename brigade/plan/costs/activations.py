@@ -139,7 +139,7 @@ def logit_bytes(job: Job) -> float:
     final_norm = norm * s.hidden * t
     if loss == "tiled":  # the norm's result with its gradient and a tile's logits, or what the norm's way back needs
         tile = 4 * s.hidden * t + (LOGIT_BYTES["full"] + capped) * min(TILE, t * job.labelled * s.vocab)
-        return final_norm + tile
+        return final_norm + max(tile, 0.0 if job.one_kernel_norm else final_norm * CONSTANTS.norm_back / norm)
     divisor = division(job).logits
     if divisor > 1:
         loss = "parallel"

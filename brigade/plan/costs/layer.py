@@ -14,6 +14,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ..constants import CONSTANTS
 from .adapters import adapter_traffic
 from .job import Job
 from .mixer import mixer_ops
@@ -39,7 +40,8 @@ def layer_ops(job: Job, moe: bool) -> Iterator[Op]:
 
     def norm(number: int) -> Iterator[Op]:
         into_product = number < 2  # Gemma's third and fourth go into the residual stream, which keeps nothing of them
-        yield _norm(job, f"norm{number}", h, split=False, stream=job.autocast and into_product)
+        gradient = 2 * h * into_product  # the residual stream's
+        yield _norm(job, f"norm{number}", h, split=False, stream=job.autocast and into_product, beside=gradient)
         if into_product:
             yield Op(f"norm{number} out", "pointwise", kept=2 * h * readers[number], split=False)
 
@@ -93,7 +95,9 @@ def _attention_with_products(job: Job) -> Iterator[Op]:
     if family.qk_norm:
         yield _norm(job, "qk norm", turned)
     if family.v_norm and shape.made:  # without a weight
-        yield Op("v norm", "pointwise", moved=16 * kv, moved_back=24 * kv, kept=2 * kv)
+        yield Op(
+            "v norm", "pointwise", moved=16 * kv, moved_back=24 * kv, kept=2 * kv, back=CONSTANTS.norm_back * kv / 2
+        )
     if family.rotary:
         moved = (4 if "rotary" in job.kernels else 20) * turned
         # Values that are a slice of one tensor keep all of it, queries and keys before they are turned too.
@@ -123,7 +127,8 @@ def _experts(job: Job) -> Iterator[Op]:
         # A norm behind the dense MLP, one before the router, without a weight, but with a scale, and one before the experts, of
         # which the dispatch keeps what it copies (Gemma4TextDecoderLayer).
         yield _norm(job, "norm4", h, split=False)
-        yield Op("router norm", "pointwise", moved=36 * h, moved_back=54 * h, kept=8 * h, split=False)
+        back = CONSTANTS.norm_back * h
+        yield Op("router norm", "pointwise", moved=36 * h, moved_back=54 * h, kept=8 * h, back=back, split=False)
         yield _norm(job, "norm5", h, split=False)
     if shape.family.fp32_router and not own_norms:  # whose router's norm has it
         yield Op("router input", "pointwise", moved=6 * h, moved_back=6 * h, kept=4 * h, split=False)
@@ -143,20 +148,20 @@ def exchanged_width(job: Job) -> float:
     return 2 * s.query_width + s.key_value_width * max(1.0, job.context / s.kv_heads)
 
 
-def _norm(job: Job, name: str, width: float, split: bool = True, stream: bool = False) -> Op:
+def _norm(job: Job, name: str, width: float, split: bool = True, stream: bool = False, beside: float = 0.0) -> Op:
     """Return a norm.
 
     Unfused, it moves per element 6 bytes to cast, 8 to square, 4 for the mean, 8 to scale, 6 to cast and 4 for the weight; half
     as much again backward, with four tensors in fp32 at once, as traces show (benchmarks/results/long_context.jsonl).
 
-    stream: it reads an fp32 residual stream, and keeps that instead of a copy
+    stream: it reads an fp32 residual stream, and keeps that instead of a copy; beside: bytes that stand meanwhile
     """
     if job.one_kernel_norm:
         kept = (4 if stream else 2) * width
         return Op(name, "pointwise", moved=4 * width, moved_back=8 * width, kept=kept, split=split)
     normalised = 4 if job.shape.family.fp32_norm or stream else 2  # what the weight multiplies
-    kept = (4 + normalised) * width
-    return Op(name, "pointwise", moved=36 * width, moved_back=54 * width, kept=kept, split=split)
+    kept, back = (4 + normalised) * width, CONSTANTS.norm_back * width + beside
+    return Op(name, "pointwise", moved=36 * width, moved_back=54 * width, kept=kept, back=back, split=split)
 
 
 def _attention(job: Job) -> Iterator[Op]:

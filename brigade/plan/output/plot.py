@@ -37,9 +37,9 @@ Lines = dict[str, dict[int, float]]  # strategy -> nodes -> tokens per second of
 
 
 def parts(candidate: Candidate) -> dict[str, float]:
-    """Return the GiB of each GPU by part; they add up to what nvidia-smi shows.
+    """Return the GiB of each GPU by part; they add up to what the card has to hold.
 
-    "context, reserve": CUDA's context, NCCL's buffers, and what torch's allocator holds unused
+    "context, reserve": CUDA's context, NCCL's buffers, gaps and the pools of ZeRO-3's streams
     """
     result = candidate.estimate
     inside = {name: value / GIB for name, value in vars(result.memory).items()}
