@@ -156,11 +156,6 @@ def takes(candidate: Candidate, cluster: Cluster, tokens: float | None = None, p
     return f"{where}, {needed(result)}, {speed_and_price(result, tokens, price)}"
 
 
-def shown_first(ranked: list[Candidate], winner: Candidate | None) -> list[Candidate]:
-    """Return all candidates, the chosen one first."""
-    return sorted(ranked, key=lambda candidate: candidate is not winner)
-
-
 def comparison(workload: Workload, cluster: Cluster, ranked: list[Candidate], winner: Candidate | None) -> Table:
     """Return a table of ten candidates, the chosen one and the fastest others, with why each was not chosen.
 
@@ -179,7 +174,7 @@ def comparison(workload: Workload, cluster: Cluster, ranked: list[Candidate], wi
     mfu = workload.method == "full" and not narrow
     table = Table(*names, *(["MFU"] if mfu else []), "why", title=title)
     fitting = [candidate for candidate in ranked if candidate.fits]
-    for candidate in shown_first(fitting or ranked, winner)[:ROWS]:
+    for candidate in sorted(fitting or ranked, key=lambda one: one is not winner)[:ROWS]:  # the chosen one first
         result, fits = candidate.estimate, candidate.fits
         details = [str(result.job.micro_batch), recomputes(result.job), candidate.kernels]
         cells = [candidate.name, *([] if narrow else details)]
