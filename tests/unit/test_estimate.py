@@ -25,7 +25,7 @@ from brigade.plan.costs.estimate import (
 from brigade.plan.costs.host_memory import copied, host, whole_on_gpu
 from brigade.plan.costs.job import FUSED, Comparison, Job
 from brigade.plan.costs.memory import GIB, moments
-from brigade.plan.costs.reserved import moving_bytes, reserved_with_room
+from brigade.plan.costs.reserved import reserved_with_room
 from brigade.plan.costs.step_time import attention_rate, driven, step_time
 from brigade.plan.hardware import catalogue, gpu
 from brigade.plan.shape.find import described, named_shape
@@ -203,12 +203,12 @@ def test_a_compiled_loss_keeps_the_logits_and_nothing_else_as_wide():
     assert wide == [2.0] and LOGIT_BYTES["online"] == 2 * sum(wide)
 
 
-def test_gaps_lie_between_what_comes_and_goes_and_not_between_states():
+def test_gaps_are_where_activations_lie_between_the_states():
     """The allocator gives back what it cached, but for the gaps between tensors of many sizes."""
     states, activations = estimate(Job(LLAMA_8B, 16)), estimate(Job(LLAMA_8B, 2**17))
     loose = CONSTANTS.short * (CONSTANTS.fragmentation - 1)
-    assert states.gaps < 0.001 * states.memory.allocated
-    assert activations.gaps == pytest.approx(loose * moving_bytes(activations.memory))
+    assert states.gaps == 0 and not states.memory.activations
+    assert activations.gaps == pytest.approx(loose * activations.memory.allocated)
 
 
 def test_memory_is_one_count_of_which_every_figure_is_a_sum():

@@ -23,9 +23,11 @@ SLOW = 0.1  # share of a step that computes, below which a configuration is poss
 class Estimate:
     """The memory and time that a configuration takes.
 
-    Memory is one count by parts, in bytes. memory: what torch allocates at its peak; gaps: between what comes and goes, in
-    torch's allocator; streams: the pools of ZeRO-3's; context: CUDA's, and NCCL's buffers. So much a card has to hold. cache:
-    what the allocator keeps besides, while the card has room
+    Memory is one count by parts, in bytes; cache is beside what a card has to hold.
+
+    memory: what torch allocates at its peak; gaps: what its allocator leaves where activations lie between states
+    streams: the pools of ZeRO-3's streams; context: CUDA's, and NCCL's buffers
+    cache: what the allocator keeps while the card has room
     """
 
     job: Job

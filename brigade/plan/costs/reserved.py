@@ -2,7 +2,7 @@
 
 A block that one kind of tensor leaves behind seldom fits another kind, and nothing is given back while there is room. So states,
 gradients, and all that comes and goes in a step (activations, logits, gathered weights) lie side by side, each at its own most.
-Where memory is short it gives its cache back, and only what is allocated stays, with the gaps between what comes and goes.
+Where memory is short it gives its cache back: what is allocated stays, and gaps where activations lie between states.
 """
 
 import functools
