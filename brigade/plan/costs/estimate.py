@@ -103,8 +103,8 @@ class Estimate:
     @property
     def most_gib(self) -> float:
         """GiB that the card has to hold at the upper end of the interval, where ZeRO-3's streams keep what they take."""
-        besides = self.gaps + CONSTANTS.pools_at_most * self.streams + self.context
-        return self.memory_interval()[1] + besides / GIB
+        besides = CONSTANTS.pools_at_most * self.streams + self.context
+        return max(self.device_gib, self.memory_interval()[1] + besides / GIB)
 
     @property
     def fits(self) -> bool:
