@@ -217,6 +217,13 @@ def _(job: PublishedJob, stage: Stage) -> float:
     return found
 
 
+@reserved.gaps.register
+def _(job: PublishedJob, peak: Memory) -> float:
+    engine = job.conventions
+    between = (engine.fragmentation - 1) * peak.allocated + engine.streams * reserved.moving_bytes(peak)
+    return CONSTANTS.short * between if peak.activations else 0.0
+
+
 @reserved.moving_share.register
 def _(job: PublishedJob) -> float:
     return job.conventions.fragmentation + job.conventions.streams

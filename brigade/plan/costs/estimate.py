@@ -13,7 +13,7 @@ from ..hardware import Gpu, gpu
 from ..hardware.network import is_measured, joined, unproven_cards
 from .job import Job
 from .memory import GIB, Memory, moments, stream_pool
-from .reserved import moving_share, reserved_with_room
+from .reserved import gaps, reserved_with_room
 from .step_time import StepTime, before_seconds, step_time
 
 SLOW = 0.1  # share of a step that computes, below which a configuration is possible and slow
@@ -224,13 +224,11 @@ def estimate(job: Job, device: Gpu | None = None) -> Estimate:
     """
     device = device or gpu(job.gpu)
     peaks, context = moments(job), context_bytes(job.gpus // job.replicas.count)
-    share, streams = CONSTANTS.short * (moving_share(job) - 1), stream_pool(job)
-    peak = max(peaks, key=lambda moment: moment.allocated)
-    gaps = max(moment.allocated * (1 + share * (moment.activations > 0)) for moment in peaks) - peak.allocated
-    needed = peak.allocated + gaps + streams
+    peak, streams = max(peaks, key=lambda moment: moment.allocated), stream_pool(job)
+    needed = max(moment.allocated + gaps(job, moment) for moment in peaks) + streams
     room = device.memory_gib * GIB - context - needed
     cache = max(0.0, min(reserved_with_room(job) - needed, room))
-    return Estimate(job, device, peak, gaps, streams, context, cache)
+    return Estimate(job, device, peak, needed - peak.allocated - streams, streams, context, cache)
 
 
 def context_bytes(ranks: int) -> float:

@@ -35,6 +35,12 @@ def reserved_with_room(job: Job) -> float:
     return states + gradients + moving_share(job) * moving + pools
 
 
+@functools.singledispatch
+def gaps(job: Job, peak: Memory) -> float:
+    """Return the bytes between the tensors of a moment that stay where memory is short."""
+    return CONSTANTS.short * (CONSTANTS.fragmentation - 1) * peak.allocated if peak.activations else 0.0
+
+
 def moving_bytes(peak: Memory) -> float:
     """Return the bytes that come and go in a step."""
     return peak.activations + peak.logits + peak.buffers
