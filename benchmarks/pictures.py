@@ -18,7 +18,6 @@ from brigade.__main__ import main as brigade
 RUNS = (
     REPOSITORY / "benchmarks" / "data" / "runs"
 )  # what two runs of the default recipe left behind, without their weights
-PLAN = ["plan", "recipes/qwen3-8b", "--hostfile", "hostfiles/2x8", "--gpu", "H100 80GB", "--network", "400 Gb/s"]
 ALLOWED, LEAST = 1e-5, 1e-8  # relative differences: in the tests of parity; the least that is told apart
 DAMAGED = "a gradient 1 % too large"  # rows that show that a difference would be seen
 
@@ -66,13 +65,6 @@ def parity(path: Path) -> None:
     )
 
 
-def plan(path: Path) -> None:
-    """What `plan --plot` draws for the README's example."""
-    path.unlink(missing_ok=True)
-    if brigade([*PLAN, "--plot", str(path)]):
-        raise SystemExit("no plot was drawn")
-
-
 def network(path: Path) -> None:
     network_tables.draw(pages.read(RESULTS / "network.csv"), path)
 
@@ -80,7 +72,6 @@ def network(path: Path) -> None:
 PICTURES: dict[str, Callable[[Path], None]] = {
     "page": page,
     "parity": parity,
-    "plan": plan,
     "network": network,
     "states": lambda path: states.draw(pages.read(states.RESULTS), path),
     "communication": lambda path: communication.draw(pages.read(communication.RESULTS), path),

@@ -18,7 +18,7 @@ from brigade.plan.constants import CONSTANTS
 from brigade.plan.costs.estimate import time_group
 from brigade.plan.hardware import calibration
 
-from . import baseline
+from . import baseline, varying
 from .pages import EVIDENCE, command, markdown
 from .planner_intervals import grouped, groups, holds, other_programs
 from .planner_rows import (
@@ -215,6 +215,7 @@ def tables() -> dict[str, str]:
         "strangers-sets": by_set(STRANGERS, strangers()),
         "strangers-choices": first_choices(strangers()),
         "scaling": scaling(),
+        "varying": varying.table(),
     }
 
 

@@ -25,6 +25,9 @@ from .job import PublishedJob
 # Times as fast as bf16, of dense products and of those of many experts: read off published rows.
 FP8 = {"row": 1.0, "tensor": 1.4}
 FP8_OF_MEGATRON, FP8_GROUPED = 2.4, 2.2
+# What samples of varying length leave in torch's allocator, in times what comes and goes: the median of padded runs
+# (benchmarks/varying.py).
+VARYING = 0.9
 
 
 def own(function: Any) -> Any:
@@ -214,11 +217,11 @@ def _(job: PublishedJob, stage: Stage) -> float:
     return found
 
 
-@estimate.reserved.register
+@reserved.gaps.register
 def _(job: PublishedJob, peak: Memory) -> float:
     engine = job.conventions
-    streams = CONSTANTS.short * engine.streams * reserved.moving_bytes(peak) if peak.activations else 0.0
-    return float(own(estimate.reserved)(job, peak, engine.fragmentation)) + streams
+    between = (engine.fragmentation - 1) * peak.allocated + engine.streams * reserved.moving_bytes(peak)
+    return CONSTANTS.short * between if peak.activations else 0.0
 
 
 @reserved.moving_share.register
@@ -228,10 +231,13 @@ def _(job: PublishedJob) -> float:
 
 @reserved.marked_bytes.register
 def _(job: PublishedJob) -> float:
+    moving = max(map(reserved.moving_bytes, memory.moments(job)))
+    # Blocks of shorter samples do not fit a longer one.
+    left = VARYING * moving if job.varying else 0.0
     if job.fp32_base and job.method == "qlora":
         # The 16-bit weights that prepare_model_for_kbit_training has cast to fp32 leave their blocks to what comes and goes.
-        return max(0.0, 2 * _never_in_four_bits(job) - max(map(reserved.moving_bytes, memory.moments(job))))
-    return float(own(reserved.marked_bytes)(job)) if job.ulysses else 0.0
+        return left + max(0.0, 2 * _never_in_four_bits(job) - moving)
+    return left + (float(own(reserved.marked_bytes)(job)) if job.ulysses else 0.0)
 
 
 # ---- time --------------------------------------------------------------------------------------------------------

@@ -55,6 +55,7 @@ class PublishedJob(Job):
     half_gradients: gradients are in 16 bits where the engine's are usually not
     native: the framework brings modelling code of its own, not Transformers'
     fp32_base: frozen weights are in fp32 under autocast, not in 16 bits
+    varying: lengths of samples vary, each batch is padded to its longest, and torch's allocator has its default settings
     whole_gradients: bytes per parameter of the gradients that each rank keeps whole until a step's last micro-batch; 0 where
         each micro-batch's are reduced
     """
@@ -69,6 +70,7 @@ class PublishedJob(Job):
     half_gradients: bool = False
     native: bool = False
     fp32_base: bool = False
+    varying: bool = False
     whole_gradients: float = 0.0
 
     @property

@@ -82,6 +82,7 @@ FRAMEWORKS: list[tuple[str, dict[str, Any]]] = [
 NETWORKS = (
     r"omni.?path|\bopa\b|\d|^-$|unspecified|unknown|infini|\bib\b|[ehnx]dr\b|\befa\b|roce|ethernet|nvl|slingshot|tcp"
 )
+EMPTIED = r"empty_cache|expandable"  # with either, samples of varying length leave no blocks behind
 LONGEST = 30_000_000  # tokens of a row
 QUANTISED = r"q[wg]z|quanti[sz]ed (weight|gradient|comm)|int8 weight|int4 grad|zero ?\+\+(?!.*hpz)"  # of ZeRO++
 
@@ -211,6 +212,7 @@ def job_of_row(row: Mapping[str, str]) -> PublishedJob:
         optimizer=optimizer,
         native=native,
         fp32_base=in_fp32_under_autocast(row, traits["engine"], method),
+        varying="lengths vary" in told(row, "notes") and not re.search(EMPTIED, told(row, "notes")),
         whole_gradients=whole_gradients_of(row, ENGINES[traits["engine"]].reduced),
         **traits,
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 from brigade.errors import UserError
 from brigade.plan.costs.estimate import Estimate, estimate, factors
+from brigade.plan.costs.memory import GIB
 
 from .parse_columns import Inexpressible
 from .rows import as_published, job_of_row
@@ -108,7 +109,8 @@ def held_gib(result: Estimate, row: Mapping[str, str]) -> float:
     """Return the GiB that a run holds: of the whole card where that was measured, else what torch's allocator reserves."""
     kind = row.get("mem_kind", "").lower()
     whole_card = "smi" in kind or "device" in kind
-    return result.shown_gib if whole_card else result.reserved_gib
+    beside = 0.0 if whole_card else result.context / GIB
+    return min(result.shown_gib, result.gpu.memory_gib) - beside
 
 
 def read_plain(path: Path) -> list[dict[str, str]]:

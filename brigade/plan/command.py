@@ -128,10 +128,6 @@ def _choose(options: argparse.Namespace) -> int:
     workload, cluster = asked(options)
     if options.write:  # what it refuses is refused before anything is printed
         write.rope_for(options.model, workload)
-    if options.plot:  # before the search, which takes seconds
-        from .output import plot
-
-        plot.check(options.plot)
     tokens = options.tokens or goals.BILLION
     found, advice = goals.pick(goals.answer(workload, cluster), options.goal, options.deadline, tokens)
     cluster, ranked, winner = found.cluster, found.ranked, found.winner
@@ -151,8 +147,6 @@ def _choose(options: argparse.Namespace) -> int:
         )
         problem = f"{names} cannot divide this model over {cluster.nodes} x {cluster.node_size} GPUs ({shape})"
         _refuse("strategy", problem, "name another strategy, micro-batch or hostfile")
-    if options.plot:
-        plot.write(options.plot, workload, cluster, ranked)
     device = ranked[0].estimate.gpu if ranked else None
     advice = [*advice, *averaging_advice.for_model(found)]
     advice += show.warnings(options.model, workload, device) if device else []

@@ -20,7 +20,6 @@ class Constants:
     grouped_share: float
     flash_half_length: Mapping[str, float]
     exponential_width: Mapping[str, float]
-    efficient_attention: int
     scan_exponential: int
     scan_exponential_back: int
     scan_chunk: int
@@ -44,7 +43,6 @@ class Constants:
     contention: float
     fragmentation: float
     short: float
-    short_in_step: float
     pools_at_most: int
     pools_with_room: int
     context_gib: float

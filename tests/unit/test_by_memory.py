@@ -82,7 +82,9 @@ def test_the_fastest_is_taken_whose_upper_end_fits(load, gib, again, micro):
     settings, device = of(load, per_device_train_batch_size=micro), hardware.gpu("H100 80GB")
     device = replace(device, memory_gib=gib)
     batch = batch_arithmetic(settings.recipe.training, 1, "")
-    values, why = fit.fastest_fit(settings.recipe, settings.by_memory, SINGLE, batch, 1, 1, CONFIG, device, "")
+    values, why = fit.fastest_fit(
+        settings.recipe, settings.by_memory, SINGLE, batch, fit.counting(SINGLE, 1, 1, CONFIG, device, "")
+    )
     every = each_way(settings.recipe, batch, device)
     fitting = {way: result for way, result in every.items() if result.fits and result.spare_gib >= 0.05 * gib}
     if not fitting:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from brigade.plan.choice.fit import largest_fit
+from brigade.plan.choice.fit import counting, largest_fit
 from brigade.plan.choice.job_of_run import NotCovered, job_of_run
 from brigade.plan.choice.job_record import record
 from brigade.plan.hardware import gpu
@@ -61,7 +61,7 @@ def test_a_pipeline_s_automatic_micro_batch_leaves_it_micro_batches():
     for axes in (Axes(), Axes(stages=4)):
         batch = batch_arithmetic(recipe.training, axes.data(8), "")
         strategy = Strategy("ddp", "ddp", "", axes=axes)
-        found[axes.stages] = largest_fit(recipe, strategy, batch, 8, 8, CONFIG, gpu("H200"), "")[0]
+        found[axes.stages] = largest_fit(recipe, strategy, batch, counting(strategy, 8, 8, CONFIG, gpu("H200"), ""))[0]
     assert (
         found[4] == 2 and found[1] >= 1
     )  # 32 rows of each data-parallel rank, of which four stages want 16 micro-batches

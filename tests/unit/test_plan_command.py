@@ -15,6 +15,7 @@ from brigade.plan.choice.strategies import CHOICES, named, runs
 from brigade.plan.choice.workload import Cluster
 from brigade.plan.output.answer import speed_of
 from brigade.train.recipe import flags
+from brigade.train.recipe.files import REPOSITORY
 from brigade.train.recipe.method import METHODS, method_of
 from brigade.train.strategy.axis_keys import of_ds_config
 from testing.shipped import shipped
@@ -217,3 +218,16 @@ def test_the_chosen_strategy_is_the_first_row(plan):
     code, text = plan("llama-3.2-3b", "--gpu", "4090", "--method", "lora", "--max_length", "2048")
     rows = [line for line in text.splitlines() if line.startswith("│")]
     assert code == 0 and "chosen" in rows[0] and any("not taken: its speed is a formula" in row for row in rows[1:])
+
+
+def test_samples_are_packed_or_padded_as_the_recipe_says(plan, tmp_path):
+    """The line names the key; an unpacked recipe is counted by its longest batch."""
+    text = (REPOSITORY / "recipes" / "qwen3-8b" / "lora.yaml").read_text()
+    assert "packing: true" in text
+    path = tmp_path / "padded.yaml"
+    path.write_text(text.replace("packing: true", "packing: false"))
+    packed = "packed (data.packing: true), so that each sequence has 4,096 tokens"
+    padded = "padded to the longest of their batch (data.packing: false): counted is a batch in which one has max_length, 4,096 "
+    for recipe, said in ((REPOSITORY / "recipes" / "qwen3-8b" / "lora.yaml", packed), (path, padded)):
+        assert f"samples  {said}" in plan(str(recipe))[1]
+    assert f"samples  {packed}" in plan("qwen3-0.6b", "--gpu", "H200")[1]

@@ -192,7 +192,7 @@ def test_it_fits_and_the_next_does_not(load):
     """8B with LoRA on one card of 80 GB: more than one sequence, fewer than eight."""
     recipe = load(training=HALF, model={"use_peft": True}, data={"max_length": 4096}).recipe
     batch, device = batch_arithmetic(recipe.training, 1, ""), hardware.gpu("H100 80GB")
-    micro, why = fit.largest_fit(recipe, SINGLE, batch, 1, 1, CONFIG, device, "")
+    micro, why = fit.largest_fit(recipe, SINGLE, batch, fit.counting(SINGLE, 1, 1, CONFIG, device, ""))
     safe = {
         m: estimate(
             job_of_run.job_of_run(

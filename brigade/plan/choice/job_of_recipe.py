@@ -20,7 +20,7 @@ from ..hardware import gpu
 from ..hardware.network import hold_name
 from ..shape.find import RECIPES, described, known_config, named_config
 from ..shape.tower import described_with_tower
-from .fit import fastest_fit, largest_fit
+from .fit import counting, fastest_fit, largest_fit
 from .images import NOT_ASKED, Asked
 from .job_of_run import NotCovered, job_of_run
 from .strategies import CHOICES, with_sizes
@@ -121,11 +121,11 @@ def job_of(
     shares, ranks = strategy.axes.data(ranks), ranks // strategy.replicas
     batch = batch_arithmetic(training, shares, size)
     try:
+        count = counting(strategy, ranks, node, config, gpu(kind), place, asked)
         if settings.by_memory and not seen:  # a run knows nothing of its images, and takes what takes the least
-            about = strategy, batch, ranks, node, config, gpu(kind), place
-            settings = settings.deciding(*fastest_fit(settings.recipe, settings.by_memory, *about))
+            settings = settings.deciding(*fastest_fit(settings.recipe, settings.by_memory, strategy, batch, count))
         if training.per_device_train_batch_size == "auto":
-            fits = largest_fit(settings.recipe, strategy, batch, ranks, node, config, gpu(kind), place, asked)
+            fits = largest_fit(settings.recipe, strategy, batch, count)
             batch = batch_arithmetic(training, shares, size, *fits)
         job = job_of_run(settings.recipe, strategy, batch, ranks, node, config, kind, place=place, asked=asked)
     except NotCovered as error:

@@ -90,6 +90,7 @@ def job_of_run(
         batch.micro,
         batch.accumulation,
         attended=recipe.data.max_length if objective.rows == PAIRS else 0,
+        packed=recipe.data.packing,
         node_size=node_size,
         gpu=gpu,
         checkpointing="selective" if again.selective else "full" if again.layers else "none",

@@ -157,6 +157,7 @@ def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> It
                 micro,
                 accumulation,
                 attended=workload.length if workload.pairs else 0,
+                packed=workload.packed,
                 attention=attention,
                 hpz=node if choice.group and choice.engine == "zero" else 0,
                 quantised=choice.quantised,

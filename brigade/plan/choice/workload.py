@@ -109,6 +109,11 @@ class Workload:
         return self.length * self.comparison.asks_for.samples
 
     @property
+    def packed(self) -> bool:
+        """Whether `plan --write` packs its samples: attention by masks computes the products between them, too."""
+        return self.objective == SFT and not self.shape.masked
+
+    @property
     def pairs(self) -> bool:
         return OBJECTIVES[self.objective].rows == PAIRS
 

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from ..hardware import Gpu, gpu
 from ..hardware.network import is_measured, joined, unproven_cards
 from .job import Job
 from .memory import GIB, Memory, moments, stream_pool
-from .reserved import reserved_with_room
+from .reserved import gaps, reserved_with_room
 from .step_time import StepTime, before_seconds, step_time
 
 SLOW = 0.1  # share of a step that computes, below which a configuration is possible and slow
@@ -22,14 +23,20 @@ SLOW = 0.1  # share of a step that computes, below which a configuration is poss
 class Estimate:
     """The memory and time that a configuration takes.
 
-    held: bytes that torch's allocator has to hold; context: what it does not count: CUDA's context and NCCL's buffers
+    Memory is one count by parts, in bytes; cache is beside what a card has to hold.
+
+    memory: what torch allocates at its peak; gaps: what its allocator leaves where activations lie between states
+    streams: the pools of ZeRO-3's streams; context: CUDA's, and NCCL's buffers
+    cache: what the allocator keeps while the card has room
     """
 
     job: Job
     gpu: Gpu
     memory: Memory
-    held: float
+    gaps: float
+    streams: float
     context: float
+    cache: float
 
     @functools.cached_property
     def time(self) -> StepTime:
@@ -71,7 +78,7 @@ class Estimate:
     @property
     def device_gib(self) -> float:
         """GiB that the card has to hold."""
-        return (self.held + self.context) / GIB
+        return (self.memory.allocated + self.gaps + self.streams + self.context) / GIB
 
     @property
     def spare_gib(self) -> float:
@@ -80,14 +87,13 @@ class Estimate:
 
     @property
     def reserved_gib(self) -> float:
-        """torch.cuda.max_memory_reserved where the card has room, at most what the card has"""
-        most = self.gpu.memory_gib - self.context / GIB
-        return max(self.allocated_gib, min(reserved_with_room(self.job) / GIB, most))
+        """torch.cuda.max_memory_reserved"""
+        return self.shown_gib - self.context / GIB
 
     @property
     def shown_gib(self) -> float:
-        """GiB that nvidia-smi shows as used: what torch reserves, CUDA's context and NCCL's buffers."""
-        return self.reserved_gib + self.context / GIB
+        """GiB that nvidia-smi shows as used."""
+        return self.device_gib + self.cache / GIB
 
     @property
     def may_fit(self) -> bool:
@@ -97,8 +103,8 @@ class Estimate:
     @property
     def most_gib(self) -> float:
         """GiB that the card has to hold at the upper end of the interval, where ZeRO-3's streams keep what they take."""
-        most = self.memory_interval()[1] * GIB + CONSTANTS.pools_at_most * stream_pool(self.job)
-        return (max(self.held, most) + self.context) / GIB
+        besides = CONSTANTS.pools_at_most * self.streams + self.context
+        return max(self.device_gib, self.memory_interval()[1] + besides / GIB)
 
     @property
     def fits(self) -> bool:
@@ -157,10 +163,9 @@ class Estimate:
         return min(fast, self.time.total), self.one_card_seconds * high
 
 
-def parts(of: Memory | StepTime, unit: float, least: float) -> str:
+def parts(of: Mapping[str, float], unit: float, least: float) -> str:
     """Return the figures from `least` up, in units of `unit`: `weights 15.26, gradients 0.93`."""
-    values = {name: value / unit for name, value in vars(of).items()}
-    return ", ".join(f"{name} {value:.2f}" for name, value in values.items() if value >= least)
+    return ", ".join(f"{name} {value / unit:.2f}" for name, value in of.items() if value / unit >= least)
 
 
 def memory_group(job: Job) -> str:
@@ -218,17 +223,15 @@ def estimate(job: Job, device: Gpu | None = None) -> Estimate:
     With the factors that the user's own runs gave. Raises UserError for an unknown GPU.
     """
     device = device or gpu(job.gpu)
-    together = job.gpus // job.replicas.count
-    collectives = CONSTANTS.collectives_gib * (1 + math.log(together, 8)) if together > 1 else 0.0
-    peaks = moments(job)
-    held = max(reserved(job, peak) for peak in peaks) + stream_pool(job)
-    context = (CONSTANTS.context_gib + collectives) * GIB
-    return Estimate(job, device, max(peaks, key=lambda peak: peak.allocated), held, context)
+    peaks, context = moments(job), context_bytes(job.gpus // job.replicas.count)
+    peak, streams = max(peaks, key=lambda moment: moment.allocated), stream_pool(job)
+    needed = max(moment.allocated + gaps(job, moment) for moment in peaks) + streams
+    room = device.memory_gib * GIB - context - needed
+    cache = max(0.0, min(reserved_with_room(job) - needed, room))
+    return Estimate(job, device, peak, needed - peak.allocated - streams, streams, context, cache)
 
 
-@functools.singledispatch
-def reserved(job: Job, peak: Memory, fragmentation: float = CONSTANTS.fragmentation) -> float:
-    """Return the bytes that torch's allocator has to hold at a step's moment, where memory is short."""
-    return peak.allocated * (
-        1 + (fragmentation - 1) * (CONSTANTS.short if peak.activations else CONSTANTS.short_in_step)
-    )
+def context_bytes(ranks: int) -> float:
+    """Return the bytes of CUDA's context, and of NCCL's buffers where several ranks train together."""
+    collectives = CONSTANTS.collectives_gib * (1 + math.log(ranks, 8)) if ranks > 1 else 0.0
+    return (CONSTANTS.context_gib + collectives) * GIB

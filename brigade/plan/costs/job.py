@@ -150,7 +150,8 @@ class Job:
     """One training configuration.
 
     engine: a key of ENGINES; stage: what data-parallel ranks shard: 0 nothing, 1 optimizer states, 2 and gradients, 3 and weights
-    sequence: its tokens; attended: mean length of the sample that a token sees (packing), 0 for the whole sequence
+    sequence: its tokens; packed: with samples end to end, so that all are so long, or else the longest one that a sample may be
+    attended: mean length of the sample that a token sees (packing), 0 for the whole sequence
     labelled: share of the tokens that have logits: with padding_free only those that a label follows
     data, tensor, pipeline, context, expert: ranks of each kind of parallelism, in one of the `replicas`
     schedule, virtual: of the pipeline, a key of SCHEDULES, and its chunks per rank
@@ -188,6 +189,7 @@ class Job:
     quantised: bool = False
     offload: str = ""
     attended: float = 0
+    packed: bool = True
     labelled: float = 1.0
     checkpointing: Checkpointing = "none"
     every: int = 1

@@ -176,7 +176,6 @@ def _attention(job: Job) -> Iterator[Op]:
         outside = of_images or (bool(shape.window) and job.sequence > shape.window)
         flops = 4 * q * (job.sequence if outside else job.scored / 2)
         kept = 4 * q + (4 * q if kv < 2 * q else keys_values) + 4 * heads + 2 * job.sequence * outside
-        flops *= CONSTANTS.efficient_attention
         yield Op("attention", "attention", flops, moved=8 * q, moved_back=8 * q, kept=kept, back=16 * q)
         return
     if job.attention != "eager":

@@ -2,7 +2,7 @@
 
 A block that one kind of tensor leaves behind seldom fits another kind, and nothing is given back while there is room. So states,
 gradients, and all that comes and goes in a step (activations, logits, gathered weights) lie side by side, each at its own most.
-Where memory is short, less does (estimate.py: reserved).
+Where memory is short it gives its cache back: what is allocated stays, and gaps where activations lie between states.
 """
 
 import functools
@@ -33,6 +33,12 @@ def reserved_with_room(job: Job) -> float:
     )
     pools = CONSTANTS.pools_with_room * stream_pool(job) + marked_bytes(job)
     return states + gradients + moving_share(job) * moving + pools
+
+
+@functools.singledispatch
+def gaps(job: Job, peak: Memory) -> float:
+    """Return the bytes between the tensors of a moment that stay where memory is short."""
+    return CONSTANTS.short * (CONSTANTS.fragmentation - 1) * peak.allocated if peak.activations else 0.0
 
 
 def moving_bytes(peak: Memory) -> float:

@@ -10,7 +10,7 @@ from ...errors.tables import Document, Fields
 from ..choice.goals import price, tokens_in_words
 from ..costs.estimate import Estimate
 
-NOT_TYPED = ("json", "plot", "write")  # flags that the command to go on with leaves out
+NOT_TYPED = ("json", "write")  # flags that the command to go on with leaves out
 
 
 def known(value: float, low: float, high: float) -> tuple[str, str, str]:

@@ -23,7 +23,7 @@ def say_objective(result: Estimate, length: int) -> None:
     }
     say(
         "learns",
-        f"{comparison.title}, from {rows[comparison.rows]}; shorter ones take less. No run was compared with this",
+        f"{comparison.title}, from {rows[comparison.rows]}. No run was compared with this",
     )
     for number, line in enumerate(_compared(result)):
         say("" if number else "compares", line)

@@ -18,7 +18,7 @@ from ..costs.division import division
 from ..costs.estimate import Estimate, intervals, memory_group, parts, time_group, unseen
 from ..costs.host_memory import host
 from ..costs.job import Job
-from ..costs.memory import GIB, stream_pool
+from ..costs.memory import GIB
 from ..hardware import Gpu, calibration
 from ..hardware.network import joined, links
 from ..shape.find import named_config, positions_of
@@ -107,8 +107,8 @@ def of_hybrid(shape: ModelShape) -> str:
 
 def of_wide_heads(shape: ModelShape) -> str:
     """Say by what attention with heads wider than FlashAttention takes is counted, and that nothing has measured it."""
-    how = "so that SDPA computes attention in all layers, by masks where they have a window: at a third of FlashAttention's "
-    how += "speed, as is assumed here, for no run of published tables has such layers"
+    how = "so SDPA computes attention in all layers, with masks where they have a window. That is slower than FlashAttention, as "
+    how += "which it is counted, for no run of published tables has such layers"
     return f"{shape.name} has heads of {shape.head_dim}, wider than FlashAttention takes, {how}."
 
 
@@ -156,11 +156,6 @@ def takes(candidate: Candidate, cluster: Cluster, tokens: float | None = None, p
     return f"{where}, {needed(result)}, {speed_and_price(result, tokens, price)}"
 
 
-def shown_first(ranked: list[Candidate], winner: Candidate | None) -> list[Candidate]:
-    """Return all candidates, the chosen one first."""
-    return sorted(ranked, key=lambda candidate: candidate is not winner)
-
-
 def comparison(workload: Workload, cluster: Cluster, ranked: list[Candidate], winner: Candidate | None) -> Table:
     """Return a table of ten candidates, the chosen one and the fastest others, with why each was not chosen.
 
@@ -179,7 +174,7 @@ def comparison(workload: Workload, cluster: Cluster, ranked: list[Candidate], wi
     mfu = workload.method == "full" and not narrow
     table = Table(*names, *(["MFU"] if mfu else []), "why", title=title)
     fitting = [candidate for candidate in ranked if candidate.fits]
-    for candidate in shown_first(fitting or ranked, winner)[:ROWS]:
+    for candidate in sorted(fitting or ranked, key=lambda one: one is not winner)[:ROWS]:  # the chosen one first
         result, fits = candidate.estimate, candidate.fits
         details = [str(result.job.micro_batch), recomputes(result.job), candidate.kernels]
         cells = [candidate.name, *([] if narrow else details)]
@@ -225,18 +220,18 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
     job, needs = result.job, host(result.job)
     if job.axes:
         say("axes", axes_line(result))
+    say("samples", samples(job))
     allocated, low, high = known(result.allocated_gib, *result.memory_interval())
-    context, pool = result.context / GIB, stream_pool(result.job) / GIB
-    allocator = result.device_gib - result.allocated_gib - context - pool
-    streams = f"ZeRO-3's streams {pool:.2f}, " if pool else ""
-    say(
-        "memory",
-        f"{result.device_gib:.1f} GiB on each GPU: {parts(result.memory, GIB, 0.05)}, allocator {allocator:.2f}, {streams}"
-        f"context {context:.2f}. Torch allocates {allocated} GiB ({between(low, high)})",
-    )
+    besides = {"gaps": result.gaps, "ZeRO-3's streams": result.streams, "context": result.context}
+    needed = f"{result.device_gib:.1f} GiB on each GPU: {parts(vars(result.memory) | besides, GIB, 0.05)}"
+    say("memory", f"{needed}. Torch allocates {allocated} GiB ({between(low, high)})")
     if result.may_fit:
         shown, low, high = known(result.shown_gib, *result.shown_interval())
-        say("card", f"nvidia-smi shows {shown} of {result.gpu.memory_gib:.1f} GiB in use ({between(low, high)})")
+        cache = f"with {result.cache / GIB:.1f} of cache, which torch gives back where memory is short"
+        say(
+            "card",
+            f"nvidia-smi shows {shown} of {result.gpu.memory_gib:.1f} GiB in use ({between(low, high)}), {cache}",
+        )
     loading, training, low, high = (f"{size / GIB:,.0f}" for size in (needs.loading, needs.training, *needs.fullest))
     disks = f"; {needs.swapped / 1e9:,.0f} GB of local disk on each" if needs.swapped else ""
     say(
@@ -245,7 +240,7 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
     )
     say("disk", f"{checkpoint(needs.checkpoint)} for a checkpoint")
     step, low, high = known(result.time.total, *result.time_interval())
-    say("time", f"{step} s per step ({between(low, high)}): {parts(result.time, 1, 0.005)}")
+    say("time", f"{step} s per step ({between(low, high)}): {parts(vars(result.time), 1, 0.005)}")
     if job.nodes > 1:
         usual = "" if job.link else ", as is usual for that GPU: --network says another"
         size = joined(job.link, job.node_size)
@@ -276,6 +271,14 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
         f"{goals.tokens_in_words(tokens)} tokens take {hours} hours, {low_hours} to {high_hours}; "
         f"{gpu_hours} GPU-hours, {low} to {high}{money if source else ''}",
     )
+
+
+def samples(job: Job) -> str:
+    """Say how long the sequences are that are counted, and which key decides that."""
+    if job.packed:
+        return f"packed (data.packing: true), so that each sequence has {job.sequence:,} tokens"
+    longest = f"a batch in which one has max_length, {job.length:,.0f} tokens"
+    return f"padded to the longest of their batch (data.packing: false): counted is {longest}; shorter ones take less"
 
 
 def say_notes(result: Estimate) -> None:

@@ -128,7 +128,7 @@ def _leaves_compiling(candidate: Candidate, workload: Workload) -> str | None:
 
 def _of_answers(job: Job) -> dict[str, str]:
     rate = next(rate for most, rate in RATES[job.method] if job.shape.parameters < most)
-    packing = {"not_masked": "false"} if job.shape.masked else {"packing": "true"}
+    packing = {"packing": "true"} if job.packed else {"not_masked": "false"}
     return packing | {"chats": CHATS, "learning_rate": rate, "warmup": "0.05"}
 
 

@@ -64,7 +64,7 @@ def rows_that_fit(
     recipe: Recipe, strategy: Strategy, batch: Batch, replica: World, config: "PreTrainedConfig"
 ) -> tuple[int, str]:
     """Return (the largest micro-batch that fits this rank's GPU as the planner counts, why in words); 1 where it cannot tell."""
-    found, why = _here(recipe, replica, config, partial(fit.largest_fit, recipe, strategy, batch))
+    found, why = _here(recipe, strategy, replica, config, partial(fit.largest_fit, recipe, strategy, batch))
     return (1, f"{why}{CURE}") if found is None else found
 
 
@@ -78,22 +78,25 @@ def fastest_that_fits(
 ) -> tuple[Fields, str]:
     """Return (the values of those keys with which this rank's GPU trains fastest as the planner counts, why in words); no values
     where it cannot tell."""
-    found, why = _here(recipe, replica, config, partial(fit.fastest_fit, recipe, keys, strategy, batch))
+    found, why = _here(recipe, strategy, replica, config, partial(fit.fastest_fit, recipe, keys, strategy, batch))
     return ({}, f"what takes the least memory, for {why}") if found is None else found
 
 
 def _here(
-    recipe: Recipe, replica: World, config: "PreTrainedConfig", count: Callable[..., tuple[T, str]]
+    recipe: Recipe,
+    strategy: Strategy,
+    replica: World,
+    config: "PreTrainedConfig",
+    choose: Callable[[fit.Count], tuple[T, str]],
 ) -> tuple[tuple[T, str] | None, str]:
-    """Return (what `count` says of this rank's GPU, ""), or (None, why nothing can be said of it). count: given the numbers of
-    ranks, the model's config.json, the GPU and the config's name in messages"""
+    """Return (what `choose` says of this rank's GPU, ""), or (None, why nothing can be said of it)."""
     device = hardware.gpu_here()
     if device is None:
         return None, "there is no GPU"
     known, place = config.to_dict(), "the model's config"
     try:
         job_of_run.check_texts(recipe.data.images)
-        found = count(replica.size, replica.local_size, known, device, place)
+        found = choose(fit.counting(strategy, replica.size, replica.local_size, known, device, place))
         job_of_run.check_kernels(described(known, place))
         return found, ""
     except job_of_run.NotCovered as error:
