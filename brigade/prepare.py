@@ -25,6 +25,7 @@ def run(options: argparse.Namespace) -> int:
 
     from .train.data import report
     from .train.data.prepare import prepare
+    from .train.loss.distillation import describe_kept
     from .train.model.images.features import load_checked as load_processor
     from .train.model.location import load_config
 
@@ -33,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     images = load_processor(settings, tokenizer, load_config(settings)) if settings.recipe.data.images else None
     prepared = prepare(settings, tokenizer, images)
     print(report.figures(prepared, settings.recipe.data, settings.recipe.training, batch))
-    for name, told in report.lines(prepared).items():
+    for name, told in (report.lines(prepared) | describe_kept(settings, prepared)).items():
         print(f"{name}: {told}")
     report.show_sample(prepared, tokenizer)
     folder = prepared.folder

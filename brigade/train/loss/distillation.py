@@ -27,6 +27,7 @@ from ..model import load, packed_samples, trial
 from ..model.location import load_config
 from ..model.sizes import empty_model, half_or_full, parameter_count
 from ..model.tokenizer import load_tokenizer
+from ..recipe.objectives import bytes_of_token
 from ..recipe.settings import Settings
 from ..run.directory import Run
 from ..run.hooks import Feature
@@ -68,8 +69,7 @@ class Distillation(Feature):
         nothing = torch.zeros(3, dtype=torch.float64, device=trainer.args.device)
         self.sums = {True: nothing, False: nothing.clone()}
         self.before = nothing
-        rows = (trainer.model.config, load_config(of_teacher(self.settings)))
-        self.words = min(config.get_text_config().vocab_size for config in rows)
+        self.words = words_of_both(trainer.model.config, load_config(of_teacher(self.settings)))
         self.k = kept_words(self.settings, self.words)
 
     def begin(self, checkpoint: Path | None) -> None:
@@ -190,6 +190,11 @@ def of_teacher(settings: Settings) -> Settings:
     return named.with_model(load_in_4bit=training.teacher_load_in_4bit, tokenizer_name_or_path=None)
 
 
+def words_of_both(*configs: "PreTrainedConfig") -> int:
+    """Return how many words the model and its teacher both have."""
+    return min(config.get_text_config().vocab_size for config in configs)
+
+
 def kept_words(settings: Settings, words: int) -> int | None:
     """Return how many words of each token are kept; None where the teacher is there in each step."""
     asked = settings.recipe.training.teacher_top_k
@@ -208,38 +213,53 @@ def describe(run: Run, data: Prepared) -> dict[str, str]:
     if not run.settings.recipe.training.teacher:
         return {}
     named = of_teacher(run.settings)
+    theirs = load_config(named)
     with upstream.without_zero3():  # which all ranks would have to build it with
-        count = parameter_count(empty_model(named, load_config(named)))
+        count = parameter_count(empty_model(named, theirs))
     in_4bit = named.recipe.model.load_in_4bit
     bits = "4 bits" if in_4bit else str(half_or_full(run.settings)).removeprefix("torch.")
     where = f"sharded over {run.world.size} ranks" if second_model.is_sharded(run, in_4bit) else "whole on each rank"
-    asked = run.settings.recipe.training.teacher_top_k
-    if asked:
-        tokens = sum(int(split.supervised().sum()) for split in (data.train, *data.heldout.values()))
-        size = 8 * (asked + 2) * tokens / 2**30
-        where += (
-            f" before the first step: {asked} words of each token are kept beside the prepared data, {size:.2g} GiB"
-        )
+    if run.settings.recipe.training.teacher_top_k:
+        words = words_of_both(load_config(run.settings), theirs)
+        where += f" before the first step: {_kept(run.settings, data, words)}"
     elif run.strategy.axes.stages > 1:
         where += " with the last stage"
     return {"teacher": f"{named.recipe.model.model_name_or_path}, {count:,} parameters in {bits}, {where}"}
 
 
+def describe_kept(settings: Settings, data: Prepared) -> dict[str, str]:
+    """Return {"teacher": "64 words of each token are kept beside the prepared data, 0.48 GiB ..."}; {} where nothing is kept."""
+    if not settings.recipe.training.teacher_top_k:
+        return {}
+    words = words_of_both(load_config(settings), load_config(of_teacher(settings)))
+    return {"teacher": f"{_kept(settings, data, words)}, by a run before its first step"}
+
+
+def _kept(settings: Settings, data: Prepared, words: int) -> str:
+    k = kept_words(settings, words)
+    assert k is not None
+    tokens = sum(int(split.supervised().sum()) for split in (data.train, *data.heldout.values()))
+    size = tokens * bytes_of_token(k, words) / 2**30
+    return f"{k:,} words of each token are kept beside the prepared data, {size:.2g} GiB"
+
+
 @torch.inference_mode()
 def held_out_divergence(settings: Settings, model: "PreTrainedModel", sequences: Sequence[TokenSequence]) -> float:
     """Return the mean divergence of a saved model from its teacher over the supervised tokens of sequences, in nats times the
-    square of the temperature: each sample by itself, by both models' own forward passes."""
+    square of the temperature: each sample by itself, by both models' own forward passes. Where a run keeps words of each token,
+    it is over these and the rest, as in the run."""
     named, options = of_teacher(settings), divergence.Options.of(settings.recipe.training)
     teacher = (
         load.load_base(named, load.weights(named, load_config(named)), half_or_full(settings)).eval().to(model.device)
     )
+    k = kept_words(settings, words_of_both(model.config, teacher.config))
     total = torch.zeros(3, dtype=torch.float64)
     for sample in (sample for sequence in sequences for sample in samples_of(sequence)):
         ids = torch.from_numpy(sample["input_ids"].astype("int64"))[None].to(model.device)
         own, other = (each(input_ids=ids, use_cache=False).logits[0, :-1].float() for each in (model, teacher))
-        known = (other[:, : own.shape[-1]] / options.temperature).log_softmax(-1)
+        said = divergence.few_of((other[:, : own.shape[-1]] / options.temperature).log_softmax(-1), k)
         targets = torch.from_numpy(sample["labels"])[1:].to(model.device)
-        total += divergence.sums(options, own, targets, None, known).cpu()
+        total += divergence.sums(options, own, targets, None, *said).cpu()
     return float(total[1] / total[2])
 
 
