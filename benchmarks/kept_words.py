@@ -1,7 +1,7 @@
 """What a teacher's k most likely words leave out of a divergence and its gradient: SmolLM2-135M and half of its layers.
 
-    python train.py --recipe recipes/smollm2-81m/distill.yaml --output_dir outputs/taught
-    python -m benchmarks.kept_words outputs/taught          # -> docs/evidence/distillation.md
+    python train.py --recipe recipes/smollm2-81m/distill.yaml
+    python -m benchmarks.kept_words outputs/smollm2-81m-distill-single          # -> docs/evidence/distillation.md
 
 The model is compared as recipes/smollm2-81m/smaller.py makes it, and as the run has left it; on held-out rows of which half are
 tool calls and half sentences about everyday things. Each is read by itself, in fp32.

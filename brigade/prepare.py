@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
 
     from .train.data import report
     from .train.data.prepare import prepare
-    from .train.loss.distillation import describe_kept
+    from .train.loss.distillation import kept_of
     from .train.model.images.features import load_checked as load_processor
     from .train.model.location import load_config
 
@@ -34,8 +34,11 @@ def run(options: argparse.Namespace) -> int:
     images = load_processor(settings, tokenizer, load_config(settings)) if settings.recipe.data.images else None
     prepared = prepare(settings, tokenizer, images)
     print(report.figures(prepared, settings.recipe.data, settings.recipe.training, batch))
-    for name, told in (report.lines(prepared) | describe_kept(settings, prepared)).items():
+    for name, told in report.lines(prepared).items():
         print(f"{name}: {told}")
+    kept = kept_of(settings, prepared)
+    if kept:
+        print(f"teacher: {kept}, by a run before its first step")
     report.show_sample(prepared, tokenizer)
     folder = prepared.folder
     size = sum(path.stat().st_size for path in folder.iterdir())

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError, first_line
 from ..data.rows import BadRow
@@ -19,15 +19,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Score = Callable[[str, str], float]  # of an answer, by the reference
-
-
-class Tags(NamedTuple):
-    """How a template writes a tool call in tags. begin: of each call; call: its name, and what stands in it; argument: its name,
-    and its value"""
-
-    begin: re.Pattern[str]
-    call: re.Pattern[str]
-    argument: re.Pattern[str]
 
 
 UNREADABLE = (ValueError, RecursionError, BadRow)
@@ -62,9 +53,10 @@ def calls(said: str) -> list[str]:
     arguments by one of their usual names, whichever tags stand around them, or what stands in tags of _TAGS. Raises one of
     UNREADABLE for what looks like one and is none."""
     said = _spoken(said)
-    for tags in _TAGS:
-        if tags.begin.search(said):
-            return _in_tags(said, tags)
+    for begin, *tags in _TAGS:
+        count = len(begin.findall(said))
+        if count:
+            return _in_tags(said, count, *tags)
     found = [each for value in _values(said) for each in (value if isinstance(value, list) else [value])]
     written = [
         each for each in found if isinstance(each, dict) and any(key in each for key in ("function", *ARGUMENTS))
@@ -76,12 +68,12 @@ def _spoken(said: str) -> str:
     return said[said.rfind("</think>") + 1 :]
 
 
-def _in_tags(said: str, tags: Tags) -> list[str]:
-    """Return the calls of a text whose arguments stand in tags. Raises ValueError for one that breaks off or holds other text."""
-    found = tags.call.findall(said)
-    if len(found) != len(tags.begin.findall(said)) or any(tags.argument.sub("", inside).strip() for _, inside in found):
+def _in_tags(said: str, count: int, call: re.Pattern[str], argument: re.Pattern[str]) -> list[str]:
+    """Return so many calls of a text whose arguments stand in tags. Raises ValueError for one that breaks off or holds more."""
+    found = call.findall(said)
+    if len(found) != count or any(argument.sub("", inside).strip() for _, inside in found):
         raise ValueError("a call breaks off")
-    given = [(name, tags.argument.findall(inside)) for name, inside in found]
+    given = [(name, argument.findall(inside)) for name, inside in found]
     return [_same({"name": name, "arguments": {key: _argument(value) for key, value in each}}) for name, each in given]
 
 
@@ -135,20 +127,20 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
 
 
-def _tags(begin: str, call: str, argument: str) -> Tags:
-    return Tags(re.compile(begin), re.compile(call, re.DOTALL), re.compile(argument, re.DOTALL))
-
-
-# Tool calls without JSON around them, as Qwen3-Coder, Qwen3.5, Nemotron 3 and Seed-OSS write them, MiniMax-M2, and GLM-4.5.
-_TAGS = (
-    _tags("<function=", "<function=([^>]+)>(.*?)</function>", "<parameter=([^>]+)>(.*?)</parameter>"),
-    _tags("<invoke name=", '<invoke name="([^"]+)">(.*?)</invoke>', '<parameter name="([^"]+)">(.*?)</parameter>'),
-    _tags(
-        r"<tool_call>\s*[^\s<{[]",
-        r"<tool_call>\s*([^\s<{[]+)(.*?)</tool_call>",
-        r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>",
-    ),
-)
+# How tool calls stand in tags: what each begins with; its name, and what it holds; an argument's name, and its value.
+# As Qwen3-Coder, Qwen3.5, Nemotron 3 and Seed-OSS write them; as MiniMax-M2; as GLM-4.5.
+_TAGS = [
+    [re.compile(pattern, re.DOTALL) for pattern in patterns]
+    for patterns in (
+        ("<function=", "<function=([^>]+)>(.*?)</function>", "<parameter=([^>]+)>(.*?)</parameter>"),
+        ("<invoke name=", '<invoke name="([^"]+)">(.*?)</invoke>', '<parameter name="([^"]+)">(.*?)</parameter>'),
+        (
+            r"<tool_call>\s*[^\s<{[]",
+            r"<tool_call>\s*([^\s<{[]+)(.*?)</tool_call>",
+            r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>",
+        ),
+    )
+]
 _BEGINS, _OBJECT = re.compile(r"[{\[]"), re.compile(r'{\s*"')
 _JSON = json.JSONDecoder(parse_float=_number, parse_constant=_refuse)
 _KNOWN: dict[str, Score] = dict(zip(SCORES, (text, tool_call, fields), strict=True))
