@@ -57,7 +57,7 @@ def score_of(run):
 
 @pytest.mark.slow
 def test_answers_on_gpus_have_the_scores_of_one_process(tmp_path_factory):
-    """Of a model that has learned a little, and learns as much again."""
+    """The model has learned a little before, so that its answers are texts."""
     alone, on_gpus = tmp_path_factory.mktemp("alone"), tmp_path_factory.mktemp("gpus")
     for folder in (alone, on_gpus):
         runs.write_inputs(folder)
