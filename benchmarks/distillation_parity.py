@@ -17,18 +17,21 @@ from testing import preferences
 from testing.distilling import BATCH, Case, plain, run_cases, worst
 from testing.preferences import TRAINED, steps_of
 
-FORMS = {
-    "forward": "KL(teacher, model)",
-    "reverse": "KL(model, teacher)",
-    "jsd": "JSD, beta 0.3",
-    "warm": "temperature 2, weight 1",
-    "few": "8 words kept",
-}
+FORMS = {"forward": "the teacher in each step", "few": "8 words kept"}
 FIGURES = ("loss", "grad_norm", "divergence")
 REFUSED = ("zero1_tp2", "zero3_tp2")
 STRATEGIES = {name: ranks for name, ranks in (WHOLE | DIVIDED).items() if name not in REFUSED}
 UNDER = {"single": 1, "ddp": 3, "zero3": 3, "fsdp2": 3}
-VARIANTS = {"packed": "packing", "padded": "padding", "tiles": "tiled_loss: 7", "recomputed": "layers recomputed"}
+# What it is called, by form and variant.
+FURTHER = {
+    ("reverse", ""): "KL(model, teacher)",
+    ("jsd", ""): "JSD, beta 0.3",
+    ("warm", ""): "temperature 2, weight 1",
+    ("forward", "packed"): "KL(teacher, model), packed",
+    ("forward", "padded"): "KL(teacher, model), padded",
+    ("forward", "tiles"): "KL(teacher, model), tiled_loss: 7",
+    ("forward", "recomputed"): "KL(teacher, model), layers recomputed",
+}
 LIVE = [Case("forward", variant="singly"), Case("warm", "ddp", 2, "singly"), Case("forward", "zero3", 2, "singly")]
 TABLES = ("strategies", "variants", "kept")
 
@@ -53,12 +56,12 @@ def strategies(folder: Path) -> str:
 
 
 def variants(folder: Path) -> str:
-    found = parity(folder, [Case("forward", *each, variant) for each in UNDER.items() for variant in VARIANTS])
+    found = parity(folder, [Case(form, *each, variant) for each in UNDER.items() for form, variant in FURTHER])
     lines = [
-        [title, *(cell(found[Case("forward", *each, variant)], FIGURES) for each in UNDER.items())]
-        for variant, title in VARIANTS.items()
+        [title, *(cell(found[Case(form, *each, variant)], FIGURES) for each in UNDER.items())]
+        for (form, variant), title in FURTHER.items()
     ]
-    return markdown(["with", *(f"{name} on {ranks}" for name, ranks in UNDER.items())], lines)
+    return markdown(["", *(f"{name} on {ranks}" for name, ranks in UNDER.items())], lines)
 
 
 def kept(folder: Path) -> str:
