@@ -154,10 +154,10 @@ def _means(student: Any, teacher: Any, samples: list[Tokens], keys: dict[str, An
             other = teacher(input_ids=ids, use_cache=False).logits[0, at, : own.shape[-1]].double()
         crossed = torch.nn.functional.cross_entropy(own, ids[0, sample.first : sample.end], reduction="sum")
         warm = keys["kd_temperature"]
-        both = [Categorical(logits=each / warm) for each in (other, own)]
+        known, said = (Categorical(logits=each / warm) for each in (other, own))
         if "teacher_top_k" in keys:
-            both = _with_rest(*both, keys["teacher_top_k"])
-        apart = warm**2 * _divergence(*both, keys).sum()
+            known, said = _with_rest(known, said, keys["teacher_top_k"])
+        apart = warm**2 * _divergence(known, said, keys).sum()
         loss = ((1 - ratio) * crossed + ratio * apart) / count
         if loss.requires_grad:
             loss.backward()

@@ -62,14 +62,18 @@ def test_tool_calls_in_tags_are_read_as_the_family_s_own_template_writes_them(fa
             plain = {key: value for key, value in wanted["arguments"].items() if type(value) in (str, int, float)}
             assert {key: given["arguments"][key] for key in plain} == plain
         assert all(tool_call(answer, answer) == 1 for answer in answers)
-        (first,) = [answer for answer in answers if called[0]["name"] in answer][:1]
-        broken = first[: first.rindex("</")]
-        assert tool_call(broken, first) == 0 and tool_call(first.replace(called[0]["name"], "other"), first) == 0
+        first, name = next(answer for answer in answers if calls(answer)), called[0]["name"]
+        broken = first[: first.rindex(name) + len(name)]
+        assert tool_call(broken, first) == 0 and tool_call(first.replace(name, "other"), first) == 0
 
 
 @pytest.mark.parametrize("family", IN_WORDS_OF_THEIR_OWN)
 def test_tool_calls_that_are_not_read_are_refused(family):
+    """Mistral's older templates write lists of JSON, which are read."""
     for _, answers in with_calls(family):
+        if any(map(calls, answers)):
+            assert family == "mistral" and '[{"name": ' in "".join(answers)
+            continue
         with pytest.raises(UserError, match=r"has a tool call in JSON, or in the tags|cannot read the held-out answer"):
             answer_scores.check_references(settings("--answer_score", "tool_call"), answers)
 

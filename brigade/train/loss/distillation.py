@@ -118,9 +118,9 @@ class Distillation(Averages):
 
     def _of_tile(self, logits: Tensor, targets: Tensor, weights: Tensor | None, column: Tensor) -> Tensor:
         """Return what divergence.sums() does. column: of read(), the tile's hidden states, or what is kept of its targets"""
-        kept = self.k is not None
-        said = divergence.of_rows(column, self.k, self.words) if kept else (self._known(column), None)
-        return divergence.sums(self.options, logits, targets, weights, *said)
+        if self.k is None:
+            return divergence.sums(self.options, logits, targets, weights, self._known(column))
+        return divergence.sums(self.options, logits, targets, weights, *divergence.of_rows(column, self.k, self.words))
 
     # ---- before training ---------------------------------------------------------------------------------------------
     def _made_of(self) -> list[Any]:

@@ -108,13 +108,6 @@ def _function(value: str | None) -> str | None:
     return value
 
 
-def _loss_type(value: str | None) -> str | None:
-    known = [form for each in OBJECTIVES.values() for form in each.loss_types]
-    if value not in (None, *known):
-        raise ValueError(f"one of {', '.join(known)}")
-    return value
-
-
 def _score(value: str | None) -> str | None:
     if value not in (None, *SCORES) and not _OWN.fullmatch(value):
         raise ValueError(f"{', '.join(SCORES)}, or a function of your own: path/to/file.py:function")
@@ -151,7 +144,21 @@ class ObjectiveKeys(Section):
     beta: float | None = Field(None, gt=0)
     """How much a difference of log-probabilities counts; default: 0.1, for simpo 2.0. orpo: the weight of its odds ratio.
     distill: the teacher's share of the mixture that jsd compares with (0.5)."""
-    loss_type: Annotated[str | None, AfterValidator(_loss_type)] = None
+    loss_type: (
+        Literal[
+            "sigmoid",
+            "hinge",
+            "robust",
+            "apo_zero",
+            "apo_down",
+            "kto",
+            "apo_zero_unpaired",
+            "forward_kl",
+            "reverse_kl",
+            "jsd",
+        ]
+        | None
+    ) = None
     """The form of the loss, by TRL's names. dpo: sigmoid (default), hinge, robust, apo_zero, apo_down. kto: kto (default),
     apo_zero_unpaired. distill: forward_kl (default), reverse_kl, jsd."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
