@@ -7,6 +7,7 @@ The cases are those of testing/preferences.py; those of one world size share one
 
 import argparse
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +72,9 @@ def against(case: Case) -> Case:
     return Case(case.form, variant=ADAPTERS_FIRST if case.variant == ADAPTERS else case.variant)
 
 
-def cell(differences: dict[str, float] | None) -> str:
+def cell(differences: dict[str, float] | None, figures: Sequence[str] = FIGURES) -> str:
     """Differences of losses and gradient norms; a dash where there is no such run."""
-    return " / ".join(f"{differences[key]:.0e}" for key in FIGURES) if differences else "-"
+    return " / ".join(f"{differences[key]:.0e}" for key in figures) if differences else "-"
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ def run(options: argparse.Namespace) -> int:
 
     from .train.data import report
     from .train.data.prepare import prepare
+    from .train.loss.distillation import kept_of
     from .train.model.images.features import load_checked as load_processor
     from .train.model.location import load_config
 
@@ -35,6 +36,9 @@ def run(options: argparse.Namespace) -> int:
     print(report.figures(prepared, settings.recipe.data, settings.recipe.training, batch))
     for name, told in report.lines(prepared).items():
         print(f"{name}: {told}")
+    kept = kept_of(settings, prepared)
+    if kept:
+        print(f"teacher: {kept}, by a run before its first step")
     report.show_sample(prepared, tokenizer)
     folder = prepared.folder
     size = sum(path.stat().st_size for path in folder.iterdir())

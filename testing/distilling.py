@@ -13,10 +13,7 @@ import torch
 from torch.distributions import Categorical, kl_divergence
 from transformers import PreTrainedTokenizerFast
 
-from brigade.train.strategy.axes import Axes
-
-from . import axes, axes_sequence, parity, plain_preferences, preferences, runs
-from .command_line import as_flags
+from . import plain_preferences, preferences, runs
 from .plain_preferences import Tokens, tokens_of
 
 STEPS, BATCH, MAX_LENGTH = 4, 8, 44
@@ -38,15 +35,6 @@ FORMS: dict[str, dict[str, Any]] = {
     "few jsd": {"loss_type": "jsd", "beta": 0.3, "learning_rate": 0.5, "teacher_top_k": 8},
     "half": {"learning_rate": 0.3, "bf16": True},
 }
-STRATEGIES: dict[str, list[str]] = {
-    "single": [],
-    **parity.STRATEGIES,
-    **axes.STRATEGIES,
-    "ddp_pp2": axes.flags(Axes(stages=2), "ddp"),
-    "zero1_pp2": axes.flags(Axes(stages=2), "zero1"),
-    **{f"{kind}_sp2": axes_sequence.strategy(kind, 2, 2) for kind in ("ddp", "zero3", "fsdp2")},
-    "fsdp2_ep2": axes.flags(Axes(experts=2), "fsdp2"),
-}
 SINGLY = ["--per_device_train_batch_size", "1", "--per_device_eval_batch_size", "1"]
 VARIANTS: dict[str, list[str]] = {
     "": [],
@@ -62,7 +50,7 @@ VARIANTS: dict[str, list[str]] = {
 
 
 class Case(NamedTuple):
-    """One run. form: of FORMS; strategy: of STRATEGIES; variant: of VARIANTS"""
+    """One run. form: of FORMS; strategy: of preferences.STRATEGIES; variant: of VARIANTS"""
 
     form: str
     strategy: str = "single"
@@ -79,14 +67,8 @@ class Case(NamedTuple):
     def run(self, folder: Path) -> dict[str, Any]:
         """Return this case for testing.runs."""
         keys = FORMS[self.form] | {"model_name_or_path": str(folder / self.model), "teacher": str(folder / TEACHER)}
-        flags = ["--recipe", str(folder / "distill.yaml"), *as_flags(**keys)]
-        flags += ["--per_device_train_batch_size", "3" if self.ranks < 3 else "2"]
-        flags += [
-            *STRATEGIES[self.strategy],
-            *VARIANTS[self.variant],
-            "--output_dir",
-            str(folder / "outputs" / str(self)),
-        ]
+        variant = [*VARIANTS[self.variant], "--output_dir", str(folder / "outputs" / str(self))]
+        flags = preferences.flags_of(folder, "distill.yaml", keys, self.ranks, self.strategy, variant)
         return {"name": str(self), "ranks": self.ranks, "group": "", "flags": flags}
 
 
@@ -172,10 +154,10 @@ def _means(student: Any, teacher: Any, samples: list[Tokens], keys: dict[str, An
             other = teacher(input_ids=ids, use_cache=False).logits[0, at, : own.shape[-1]].double()
         crossed = torch.nn.functional.cross_entropy(own, ids[0, sample.first : sample.end], reduction="sum")
         warm = keys["kd_temperature"]
-        both = [Categorical(logits=each / warm) for each in (other, own)]
+        known, said = (Categorical(logits=each / warm) for each in (other, own))
         if "teacher_top_k" in keys:
-            both = _with_rest(*both, keys["teacher_top_k"])
-        apart = warm**2 * _divergence(*both, keys).sum()
+            known, said = _with_rest(known, said, keys["teacher_top_k"])
+        apart = warm**2 * _divergence(known, said, keys).sum()
         loss = ((1 - ratio) * crossed + ratio * apart) / count
         if loss.requires_grad:
             loss.backward()

@@ -148,6 +148,16 @@ VARIANTS: dict[str, list[str]] = {
 }
 
 
+def flags_of(
+    folder: Path, recipe: str, keys: dict[str, Any], ranks: int, strategy: str, variant: list[str]
+) -> list[str]:
+    """Return the flags of a run of a recipe in `folder`. A step has two micro-batches or more of each rank, and filler in the
+    last ones: 9 places or 12 for 8 rows."""
+    flags = ["--recipe", str(folder / recipe), *as_flags(**keys)]
+    flags += ["--per_device_train_batch_size", "3" if ranks < 3 else "2"]
+    return [*flags, *STRATEGIES[strategy], *variant]
+
+
 class Case(NamedTuple):
     """One run. form: of FORMS; strategy: of STRATEGIES; variant: of VARIANTS"""
 
@@ -170,12 +180,11 @@ class Case(NamedTuple):
         form = FORMS[self.form]
         if LORA[0] in VARIANTS[self.variant] and self.form != "reward":
             form = form | {"learning_rate": ADAPTERS_RATE}
-        flags = ["--recipe", str(folder / "preferences.yaml"), *as_flags(**named, **form)]
-        # A step has two micro-batches or more of each rank, and filler in the last ones: 9 places or 12 for 8 rows.
-        flags += ["--per_device_train_batch_size", "3" if self.ranks < 3 else "2"]
-        flags += [*STRATEGIES[self.strategy], *self.variant_flags(folder), *further]
         name = more.pop("name", str(self))
-        flags += ["--output_dir", str(folder / "outputs" / name)]
+        flags = flags_of(
+            folder, "preferences.yaml", named | form, self.ranks, self.strategy, self.variant_flags(folder)
+        )
+        flags += [*further, "--output_dir", str(folder / "outputs" / name)]
         # DeepSpeed keeps a tensor group for whoever comes next in its process.
         group = self.strategy if "_tp2" in self.strategy and "zero" in self.strategy else ""
         cache = str(folder / "caches" / name)

@@ -74,9 +74,24 @@ def test_preferences_begin_with_what_sft_has_taught_and_one_merge_has_both(merge
     assert (after_both - after_sft).abs().max() > 0.1
 
 
+def test_distillation_begins_with_the_same_adapters_and_one_merge_has_both(walked):
+    folder, _ = walked
+    recipe = flags.of_run(folder / "outputs/distilled", False).recipe
+    assert (recipe.model.model_name_or_path, recipe.training.teacher) == ("smollm2-135m", "my-model")
+    first, last = (
+        [entry for entry in run_files.history(folder / run) if "eval_loss" in entry]
+        for run in ("outputs/distilled", "outputs/sft")
+    )
+    assert first[0]["eval_loss"] == pytest.approx(last[-1]["eval_loss"], rel=1e-5)
+    assert first[0]["eval_divergence"] > 1e-4  # from a teacher that DPO has taken a step away from these adapters
+    after = logits(whole(folder / "my-distilled-model"))
+    torch.testing.assert_close(by_peft(folder / "outputs/distilled"), after, rtol=0, atol=1e-3)
+    assert (after - logits(whole(folder / "sft-merged"))).abs().max() > 0.1
+
+
 def test_what_the_commands_say(walked):
     _, said = walked
     (second,), (answer,) = (
-        [text for line, text in said.items() if words in line] for words in ("sft --output", " chat ")
+        [text for line, text in said.items() if words in line] for words in ("sft --output_dir outputs/dpo", " chat ")
     )
     assert re.search(r"adapters +begin as outputs/sft *$", second, re.MULTILINE) and len(answer.split()) > 5

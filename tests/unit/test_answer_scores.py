@@ -1,11 +1,14 @@
 """Scores of answers: what counts as equal, what cannot be read, and what a recipe may ask for."""
 
+import json
+
 import pytest
 
 from brigade.errors import UserError
 from brigade.train.recipe import flags
 from brigade.train.step import answer_scores
 from brigade.train.step.answer_scores import calls, fields, text, tool_call
+from testing.dialogues import FAMILIES
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1, "y": {"a": [1, 2], "b": true}}}\n</tool_call>'
 SECOND = '{"name": "g", "arguments": {}}'
@@ -32,6 +35,55 @@ def test_several_calls_are_right_in_their_order_and_a_text_without_calls_where_n
         tool_call("No {braces} [of] a call.", "There is no such tool.") == 1 and tool_call(CALL, "There is none.") == 0
     )
     assert calls("I see {it}.") == [] and len(calls(CALL + SECOND)) == 2
+
+
+IN_TAGS = ("glm4.5", "minimax-m2", "nemotron3", "qwen3.5", "seed-oss")
+IN_WORDS_OF_THEIR_OWN = ("deepseek-v3.1", "gemma4", "gpt-oss", "mistral")
+
+
+def with_calls(family):
+    """What the recorded dialogues of a family call, and what its official template makes of them."""
+    for dialogue in FAMILIES[family]["dialogues"]:
+        called = [call["function"] for message in dialogue["messages"] for call in message.get("tool_calls") or []]
+        if called:
+            yield called, dialogue["supervised"]
+
+
+@pytest.mark.parametrize("family", IN_TAGS)
+def test_tool_calls_in_tags_are_read_as_the_family_s_own_template_writes_them(family):
+    """All but true, null and lists, which some templates write as Python does: these are compared as they are written."""
+    dialogues = list(with_calls(family))
+    assert dialogues
+    for called, answers in dialogues:
+        found = [json.loads(call) for answer in answers for call in calls(answer)]
+        assert [call["name"] for call in found] == [call["name"] for call in called]
+        for given, wanted in zip(found, called, strict=True):
+            assert given["arguments"].keys() == wanted["arguments"].keys()
+            plain = {key: value for key, value in wanted["arguments"].items() if type(value) in (str, int, float)}
+            assert {key: given["arguments"][key] for key in plain} == plain
+        assert all(tool_call(answer, answer) == 1 for answer in answers)
+        first, name = next(answer for answer in answers if calls(answer)), called[0]["name"]
+        broken = first[: first.rindex(name) + len(name)]
+        assert tool_call(broken, first) == 0 and tool_call(first.replace(name, "other"), first) == 0
+
+
+@pytest.mark.parametrize("family", IN_WORDS_OF_THEIR_OWN)
+def test_tool_calls_that_are_not_read_are_refused(family):
+    """Mistral's older templates write lists of JSON, which are read."""
+    for _, answers in with_calls(family):
+        if any(map(calls, answers)):
+            assert family == "mistral" and '[{"name": ' in "".join(answers)
+            continue
+        with pytest.raises(UserError, match=r"has a tool call in JSON, or in the tags|cannot read the held-out answer"):
+            answer_scores.check_references(settings("--answer_score", "tool_call"), answers)
+
+
+def test_arguments_in_tags_may_be_in_any_order_and_of_any_kind():
+    one = "<function=f>\n<parameter=x>\n1\n</parameter>\n<parameter=y>\na {b} c\n</parameter>\n</function>"
+    other = "<function=f><parameter=y>a {b} c</parameter><parameter=x>1.0</parameter></function>"
+    assert tool_call(other, one) == 1 == tool_call(one, one)
+    assert tool_call(one.replace("1", "2"), one) == 0 == tool_call(one.replace("</parameter>", "", 1), one)
+    assert tool_call(one.replace("\n1\n", '"1"'), one) == 0 == tool_call(one + one, one)
 
 
 @pytest.mark.parametrize("answer, score", [
@@ -73,7 +125,7 @@ def test_references_that_a_score_cannot_read_are_refused():
         ("json", ['{"a": 1}', "four"], "json cannot read the held-out answer 'four'"),
         (
             "tool_call",
-            ["<function=f><parameter=x>1</parameter></function>"],
+            ["f(x=1)"],
             "none of 1 held-out answers has a tool call",
         ),
         ("tool_call", [CALL, '{"name": "f", "arguments": 3}'], "tool_call cannot read the held-out answer"),

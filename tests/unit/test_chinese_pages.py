@@ -16,7 +16,7 @@ LANGUAGES = re.compile(r"^\[English\]\((.+?)\) · \[中文\]\((.+?)\)$", re.MULT
 HEADING = re.compile(r"^#+ ", re.MULTILINE)
 PLANNER = {"plan"}  # "the planner" has no other short name in Chinese
 GUIDES = {"first-hour.md", "training.md", "launching.md", "parallelism.md", "troubleshooting.md", "data.md", "methods.md",
-          "preferences.md", "serving.md"}  # fmt: skip
+          "preferences.md", "distillation.md", "serving.md"}  # fmt: skip
 
 
 def split(page: Path) -> list[str]:

@@ -17,7 +17,7 @@ from brigade.launch.write import ACCELERATORS
 from brigade.train.recipe.hostfile import read_hostfile
 from testing.programs import shellcheck
 
-OF_THE_HOST = ("recipes/tiny", "recipes/smollm2-135m")  # whose models the Hub is not asked for
+OF_THE_HOST = ("recipes/tiny", "recipes/smollm2-135m", "recipes/smollm2-81m")  # whose models the Hub is not asked for
 SKY = ROOT / ".venv/skypilot/bin/python"
 
 

@@ -175,6 +175,7 @@ def test_the_first_rows_are_read_as_a_run_reads_them(check, rows, columns, rule,
 
 @pytest.mark.parametrize("section, values, problem", [
     ("model", {"model_name_or_path": "./nowhere"}, "there is no ./nowhere"),
+    ("training", {"objective": "distill", "teacher": "./nowhere"}, "there is no ./nowhere"),
     ("model", {"tokenizer_name_or_path": "$MODEL"}, "nobody replaces $MODEL in a recipe"),
     ("data", {"chat_template": "mine.jinja"}, "there is no chat template (or one of: "),
     ("data", {"dataset_name": None, "train_file": "${HOME}/a.jsonl"}, "nobody replaces ${HOME} in a recipe"),

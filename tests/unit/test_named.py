@@ -30,6 +30,12 @@ MISTAKES = [
     (["--model_name_or_path", "/no/such/model"], "there is no such directory"),
     (["--model_name_or_path", "{tmp}"], "no usable config: there is no {tmp}/config.json"),
     (["--model_name_or_path", "no-such.gguf"], "there is no file 'no-such.gguf'"),
+    (["--objective", "distill", "--teacher", "/no/teacher"], "flag --teacher\n  '/no/teacher' has no usable config"),
+    (["--objective", "distill", "--teacher", "{tmp}"], "no usable config: there is no {tmp}/config.json"),
+    (
+        ["--objective", "dpo", "--reference", "/no/reference"],
+        "flag --reference\n  '/no/reference' has no usable config",
+    ),
 ]
 
 

@@ -74,6 +74,15 @@ def test_a_teacher_stands_with_the_last_stage_of_a_pipeline():
     assert {each.reference for each in moments(stages)} == {0.0, 2 * SHAPE.parameters}
 
 
+def test_the_words_that_a_teacher_leaves_are_counted_on_the_disk(plan, tmp_path):
+    recipe, few = ROOT / "recipes/qwen3-0.6b/distill.yaml", tmp_path / "few.yaml"
+    few.write_text(recipe.read_text().replace("  teacher:", "  teacher_top_k: 64\n  teacher:"))
+    _, live = plan(recipe)
+    code, kept = plan(few)
+    assert code == 0 and "with the teacher, once before training: " in kept and "of disk" not in live
+    assert "64 words of each token: 492 GiB of disk on each host for a billion supervised tokens" in kept
+
+
 def test_plan_asks_for_the_recipe_where_a_teacher_is_not_named(plan):
     code, out = plan("qwen3-4b", "--gpu", "H100", "--objective", "distill")
     assert code == 2 and "name a recipe with its teacher" in out

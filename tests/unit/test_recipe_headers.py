@@ -46,6 +46,7 @@ ANYWHERE = {
     "recipes/tiny",
     "recipes/tiny-vision",
     "recipes/smollm2-135m",
+    "recipes/smollm2-81m",
 }  # they name no GPU, and `plan` has no part in them
 PLANNED = [recipe for recipe in RECIPES if str(Path(recipe).parent) not in ANYWHERE]
 FOLDERS = {str(path.parent.relative_to(ROOT)) for path in shipped("recipes/*/config.json")} - ANYWHERE

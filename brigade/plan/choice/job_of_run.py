@@ -153,7 +153,8 @@ def _comparison(recipe: Recipe, shape: ModelShape) -> Comparison:
     eager = attention_of(shape, recipe.model.attn_implementation) == "eager"
     apart = 2 if eager and objective.rows == PAIRS and not recipe.data.packing else 1
     before, in_4bit = precomputes(recipe), training.teacher_load_in_4bit
-    return Comparison(training.objective, objective.rows, own or "", before, other, apart, in_4bit)
+    kept = min(training.teacher_top_k or 0, shape.vocab, other.vocab if other else shape.vocab)
+    return Comparison(training.objective, objective.rows, own or "", before, other, apart, in_4bit, kept)
 
 
 def _loss(training: TrainingSection) -> str:

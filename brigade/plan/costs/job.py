@@ -74,6 +74,7 @@ class Comparison:
     shape: of a reference that is another model; None for the weights that training begins with
     apart: samples of a sequence that lie in rows of their own, padded, and not end to end
     in_4bit: whether a second model is held so, whole on each rank
+    kept: words of each supervised token that a teacher leaves on the disk, 0 where none
     """
 
     objective: str = SFT
@@ -83,6 +84,7 @@ class Comparison:
     shape: ModelShape | None = None
     apart: int = 1
     in_4bit: bool = False
+    kept: int = 0
 
     @property
     def title(self) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ...errors.console import figure
-from ...train.recipe.objectives import ADAPTERS_OFF, ANSWERS, DISTILL, JUDGED, PAIRS, SFT
+from ...train.recipe.objectives import ADAPTERS_OFF, ANSWERS, DISTILL, JUDGED, PAIRS, SFT, bytes_of_token
 from ..choice.goals import BILLION
 from ..costs.estimate import Estimate
 from ..costs.job import Comparison
@@ -55,8 +55,12 @@ def _compared(result: Estimate) -> Iterator[str]:
         if own and job.deepspeed and job.stage == 3:
             yield "ZeRO-3 then records anew in which order it gathers weights, which is not counted (docs/preferences.md)"
     if comparison.precomputed:
-        who = "another model" if comparison.shape else "the untrained model"
+        teaches = comparison.objective == DISTILL
+        who = _second(comparison) if teaches else "another model" if comparison.shape else "the untrained model"
         hours = result.hours_before(BILLION)
         spent = f"{figure(hours, 2)} hours, {figure(hours * job.gpus, 1)} GPU-hours, for a billion tokens of data"
         yield f"with {who}, once before training: {spent}, kept beside the prepared data"
         yield "its weights are in memory until then" if comparison.shape else "nothing of it stays in memory"
+        if comparison.kept:
+            size = BILLION * bytes_of_token(comparison.kept, job.shape.vocab) / GIB
+            yield f"{comparison.kept:,} words of each token: {size:,.0f} GiB of disk on each host for a billion supervised tokens"

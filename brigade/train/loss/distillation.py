@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 from torch.nn.functional import linear, pad
 
 from ...errors import UserError
@@ -24,13 +24,15 @@ from ..distributed import consistency
 from ..distributed.process import this_process
 from ..engines.engine import StepContext
 from ..model import load, packed_samples, trial
+from ..model.load_trained import load_untrained
 from ..model.location import load_config
 from ..model.sizes import empty_model, half_or_full, parameter_count
 from ..model.tokenizer import load_tokenizer
+from ..recipe.objectives import bytes_of_token
 from ..recipe.settings import Settings
 from ..run.directory import Run
-from ..run.hooks import Feature
 from . import divergence, second_model, tiled
+from .averages import Averages
 from .divergence import Said
 from .precomputed import Look, Precomputed
 
@@ -50,12 +52,10 @@ class Passing(torch.nn.Linear):
         return linear(hidden.to(self.weight.dtype), self.weight, self.bias)
 
 
-class Distillation(Feature):
+class Distillation(Averages):
     """Tells the output layer of the model what the teacher says, and counts how far the two are apart.
 
-    sums: whether the model was in training -> sums over tokens of the cross-entropy, the divergence and their weights, since they
-        were last taken: (3,)
-    before: those of training before the current step
+    held_out: sums over held-out tokens of the divergence and of their weights, since they were last taken: (2,)
     words: those that both have; k: of these, so many most likely ones are kept, or None: the teacher reads each micro-batch
     """
 
@@ -63,13 +63,11 @@ class Distillation(Feature):
     head: Passing
 
     def __init__(self, trainer: StepContext) -> None:
+        super().__init__()
         self.trainer, self.settings = trainer, trainer.run.settings
         self.options = divergence.Options.of(self.settings.recipe.training)
-        nothing = torch.zeros(3, dtype=torch.float64, device=trainer.args.device)
-        self.sums = {True: nothing, False: nothing.clone()}
-        self.before = nothing
-        rows = (trainer.model.config, load_config(of_teacher(self.settings)))
-        self.words = min(config.get_text_config().vocab_size for config in rows)
+        self.held_out = torch.zeros(2, dtype=torch.float64, device=trainer.args.device)
+        self.words = words_of_both(trainer.model.config, load_config(of_teacher(self.settings)))
         self.k = kept_words(self.settings, self.words)
 
     def begin(self, checkpoint: Path | None) -> None:
@@ -102,9 +100,8 @@ class Distillation(Feature):
     # ---- a micro-batch -----------------------------------------------------------------------------------------------
     def read(self, inputs: Inputs) -> MicroBatch:
         """Return the micro-batch with what the teacher says of it."""
-        if self.k is None:
-            return {**inputs, TEACHER: Said((self._hidden(inputs),), self._of_tile, self._taken)}
-        return {**inputs, TEACHER: Said((self._rows(inputs),), self._of_kept, self._taken)}
+        column = self._hidden(inputs) if self.k is None else self._rows(inputs)
+        return {**inputs, TEACHER: Said((column,), self._of_tile, self._taken)}
 
     @torch.no_grad()
     def _hidden(self, inputs: Inputs) -> Tensor:
@@ -119,8 +116,11 @@ class Distillation(Feature):
     def _known(self, hidden: Tensor) -> Tensor:
         return (self.head.logits(hidden)[:, : self.words].float() / self.options.temperature).log_softmax(-1)
 
-    def _of_tile(self, logits: Tensor, targets: Tensor, weights: Tensor | None, hidden: Tensor) -> Tensor:
-        return divergence.sums(self.options, logits, targets, weights, self._known(hidden))
+    def _of_tile(self, logits: Tensor, targets: Tensor, weights: Tensor | None, column: Tensor) -> Tensor:
+        """Return what divergence.sums() does. column: of read(), the tile's hidden states, or what is kept of its targets"""
+        if self.k is None:
+            return divergence.sums(self.options, logits, targets, weights, self._known(column))
+        return divergence.sums(self.options, logits, targets, weights, *divergence.of_rows(column, self.k, self.words))
 
     # ---- before training ---------------------------------------------------------------------------------------------
     def _made_of(self) -> list[Any]:
@@ -148,38 +148,19 @@ class Distillation(Feature):
         kept = inputs.get(TEACHER, torch.zeros(0, width, dtype=torch.float64, device=told.device))
         return pad(kept, (0, 0, 0, 1))[torch.where(told, told.cumsum(0) - 1, len(kept))]
 
-    def _of_kept(self, logits: Tensor, targets: Tensor, weights: Tensor | None, rows: Tensor) -> Tensor:
-        assert self.k is not None
-        return divergence.sums(self.options, logits, targets, weights, *divergence.of_rows(rows, self.k, self.words))
-
     def _taken(self, sums: Tensor) -> Tensor:
-        training = self.trainer.model.training
-        self.sums[training] += sums.detach()
-        crossed, apart, _ = sums
-        return (1 - self.options.ratio) * crossed + self.options.ratio * apart if training else crossed
-
-    # ---- figures -----------------------------------------------------------------------------------------------------
-    def before_step(self) -> None:
-        self.before = self.sums[True].clone()
-
-    def forget_step(self) -> None:
-        self.sums[True] = self.before
-
-    def add_figures(self, logs: dict[str, float], step: int) -> None:
-        """divergence, cross_entropy: means over the supervised tokens since the last entry"""
-        sums = self._take(True)
-        if distributed.is_initialized():
-            distributed.all_reduce(sums)
-        crossed, apart, tokens = sums.tolist()
-        if tokens:
-            logs |= {"divergence": apart / tokens, "cross_entropy": crossed / tokens}
+        """Return a micro-batch's part of the loss, and count its figures: divergence and cross_entropy, means over tokens."""
+        crossed, apart, tokens = sums
+        if not self.trainer.model.training:
+            self.held_out += sums[1:].detach()
+            return crossed
+        self.count("divergence", apart, tokens)
+        self.count("cross_entropy", crossed, tokens)
+        return (1 - self.options.ratio) * crossed + self.options.ratio * apart
 
     def take_held_out(self) -> Tensor:
         """Return this rank's sums of the divergence and of tokens over the held-out samples since it was last asked: (2,)"""
-        return self._take(False)[1:]
-
-    def _take(self, training: bool) -> Tensor:
-        sums, self.sums[training] = self.sums[training], torch.zeros_like(self.sums[training])
+        sums, self.held_out = self.held_out, torch.zeros_like(self.held_out)
         return sums
 
 
@@ -188,6 +169,11 @@ def of_teacher(settings: Settings) -> Settings:
     training = settings.recipe.training
     named = settings.of_second(str(training.teacher), "teacher")
     return named.with_model(load_in_4bit=training.teacher_load_in_4bit, tokenizer_name_or_path=None)
+
+
+def words_of_both(*configs: "PreTrainedConfig") -> int:
+    """Return how many words the model and its teacher both have."""
+    return min(config.get_text_config().vocab_size for config in configs)
 
 
 def kept_words(settings: Settings, words: int) -> int | None:
@@ -213,33 +199,40 @@ def describe(run: Run, data: Prepared) -> dict[str, str]:
     in_4bit = named.recipe.model.load_in_4bit
     bits = "4 bits" if in_4bit else str(half_or_full(run.settings)).removeprefix("torch.")
     where = f"sharded over {run.world.size} ranks" if second_model.is_sharded(run, in_4bit) else "whole on each rank"
-    asked = run.settings.recipe.training.teacher_top_k
-    if asked:
-        tokens = sum(int(split.supervised().sum()) for split in (data.train, *data.heldout.values()))
-        size = 8 * (asked + 2) * tokens / 2**30
-        where += (
-            f" before the first step: {asked} words of each token are kept beside the prepared data, {size:.2g} GiB"
-        )
+    kept = kept_of(run.settings, data)
+    if kept:
+        where += f" before the first step: {kept}"
     elif run.strategy.axes.stages > 1:
         where += " with the last stage"
     return {"teacher": f"{named.recipe.model.model_name_or_path}, {count:,} parameters in {bits}, {where}"}
 
 
+def kept_of(settings: Settings, data: Prepared) -> str:
+    """Return "64 words of each token are kept beside the prepared data, 0.49 GiB"; "" where nothing is kept."""
+    if not settings.recipe.training.teacher_top_k:
+        return ""
+    words = words_of_both(load_config(settings), load_config(of_teacher(settings)))
+    k = min(settings.recipe.training.teacher_top_k, words)
+    tokens = sum(int(split.supervised().sum()) for split in (data.train, *data.heldout.values()))
+    size = tokens * bytes_of_token(k, words) / 2**30
+    return f"{k:,} words of each token are kept beside the prepared data, {size:.2g} GiB"
+
+
 @torch.inference_mode()
 def held_out_divergence(settings: Settings, model: "PreTrainedModel", sequences: Sequence[TokenSequence]) -> float:
     """Return the mean divergence of a saved model from its teacher over the supervised tokens of sequences, in nats times the
-    square of the temperature: each sample by itself, by both models' own forward passes."""
+    square of the temperature: each sample by itself, by both models' own forward passes. Where a run keeps words of each token,
+    it is over these and the rest, as in the run."""
     named, options = of_teacher(settings), divergence.Options.of(settings.recipe.training)
-    teacher = (
-        load.load_base(named, load.weights(named, load_config(named)), half_or_full(settings)).eval().to(model.device)
-    )
+    teacher = load_untrained(named, model.device)
+    k = kept_words(settings, words_of_both(model.config, teacher.config))
     total = torch.zeros(3, dtype=torch.float64)
     for sample in (sample for sequence in sequences for sample in samples_of(sequence)):
         ids = torch.from_numpy(sample["input_ids"].astype("int64"))[None].to(model.device)
         own, other = (each(input_ids=ids, use_cache=False).logits[0, :-1].float() for each in (model, teacher))
-        known = (other[:, : own.shape[-1]] / options.temperature).log_softmax(-1)
+        said = divergence.few_of((other[:, : own.shape[-1]] / options.temperature).log_softmax(-1), k)
         targets = torch.from_numpy(sample["labels"])[1:].to(model.device)
-        total += divergence.sums(options, own, targets, None, known).cpu()
+        total += divergence.sums(options, own, targets, None, *said).cpu()
     return float(total[1] / total[2])
 
 

@@ -82,14 +82,25 @@ def columns(k: int, words: int) -> int:
     return k + (k < words)
 
 
+def few_of(known: Tensor, k: int | None) -> tuple[Tensor, Few | None]:
+    """Return the k most likely words' log-probabilities and the rest's, and which words these are; None: all, as they are.
+
+    known: log-probabilities of all words, (tokens, words)
+    """
+    if k is None:
+        return known, None
+    few = Few(known.topk(k).indices.sort(-1).values, known.shape[-1])
+    return few.of(known), few
+
+
 def as_rows(known: Tensor, k: int) -> Tensor:
     """Return the k most likely words of each token as rows that are stored: (tokens, words) in fp32 -> fp64 (tokens, columns).
 
     The bytes are k ids in int32, ascending, their log-probabilities in fp32, and the rest's in fp64. All words in their order are
     thus what `known` is.
     """
-    few = Few(known.topk(k).indices.sort(-1).values, known.shape[-1])
-    said = few.of(known)
+    said, few = few_of(known, k)
+    assert few is not None
     halves = torch.cat([few.ids.int(), said[:, :k].contiguous().view(torch.int32)], -1)
     return torch.cat([halves.view(torch.float64), said[:, k:].double()], -1)
 

@@ -5,7 +5,7 @@ import inspect
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn.functional import cross_entropy, pad
+from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from ..data.store import IGNORED
@@ -49,10 +49,9 @@ def token_losses(
     logits: (sequences, tokens, vocabulary); labels, shift_labels: (sequences, tokens), of which one may be None: targets are the
     second, or the first shifted by one token. The signature is that of Transformers' loss functions (loss/loss_utils.py).
     """
-    if shift_labels is None:
-        assert labels is not None
-        shift_labels = pad(labels, (0, 1), value=IGNORED)[..., 1:]
-    targets = shift_labels.reshape(-1).to(logits.device)
+    targets = supervised_loss.targets_of(labels, shift_labels)
+    assert targets is not None
+    targets = targets.reshape(-1).to(logits.device)
     return cross_entropy(logits.flatten(0, -2).float(), targets, ignore_index=IGNORED, reduction="none")
 
 

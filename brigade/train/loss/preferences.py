@@ -22,7 +22,7 @@ from ..distributed.process import this_process
 from ..engines.engine import StepContext
 from ..engines.parallel import sequence
 from ..recipe.objectives import JUDGED, begins_as_reference, objective_of, precomputes, reference_of
-from ..run.hooks import Feature
+from .averages import Averages
 from .objective import load
 from .objective.contract import Result, compare, margin_of, means_of, sums
 from .reference import Reference
@@ -31,14 +31,11 @@ ACCURACIES = "rewards/accuracies"
 _DIVERGENCE = "divergence"  # of a step, beside what of_batch has of a micro-batch
 
 
-class Preferences(Feature):
-    """Computes the recipe's objective.
-
-    sums: name of a figure -> its sum, and how many values that is of, since the last log entry: (2,) in fp64
-    sums_before: the same, before the current step
-    """
+class Preferences(Averages):
+    """Computes the recipe's objective."""
 
     def __init__(self, trainer: StepContext) -> None:
+        super().__init__()
         settings = trainer.run.settings
         training = settings.recipe.training
         self.trainer, self.rows = trainer, objective_of(training).rows
@@ -49,8 +46,6 @@ class Preferences(Feature):
         named = reference_of(settings.recipe)
         if named:
             self.reference = Reference(trainer, self, named, precomputes(settings.recipe))
-        self.sums: dict[str, torch.Tensor] = {}
-        self.sums_before: dict[str, torch.Tensor] = {}
 
     def begin(self, checkpoint: Path | None) -> None:
         if self.reference:
@@ -140,27 +135,12 @@ class Preferences(Feature):
     def _count(self, result: Result) -> None:
         for name, figure in result.figures.items():
             values, which = figure if isinstance(figure, tuple) else (figure, torch.ones_like(figure))
-            own = torch.stack([(values * which).sum(), which.sum()]).double()
-            self.sums[name] = self.sums[name] + own if name in self.sums else own
-
-    def before_step(self) -> None:
-        self.sums_before = dict(self.sums)
-
-    def forget_step(self) -> None:
-        self.sums = self.sums_before
+            self.count(name, (values * which).sum(), which.sum())
 
     def add_figures(self, logs: dict[str, float], step: int) -> None:
         """The figures of the objective, as means over the pairs or answers since the last entry."""
-        own = dict(zip(self.sums, torch.stack([*self.sums.values()]).tolist(), strict=True)) if self.sums else {}
-        of_ranks = ranks.gather(own)
-        for name in dict.fromkeys(name for each in of_ranks for name in each):
-            total, count = (
-                math.fsum(column) for column in zip(*(each[name] for each in of_ranks if name in each), strict=True)
-            )
-            if count:
-                logs[name] = total / count
+        super().add_figures(logs, step)
         logs |= margin_of(logs)
-        self.sums.clear()
 
     # ---- an evaluation -----------------------------------------------------------------------------------------------
     def held_out(self) -> dict[str, float]:

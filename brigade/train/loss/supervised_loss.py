@@ -47,6 +47,13 @@ class Terms(NamedTuple):
 PLAIN = Terms()
 
 
+def targets_of(labels: torch.Tensor | None, shift_labels: torch.Tensor | None) -> torch.Tensor | None:
+    """Return the label of each token for which there are logits: the second, or else the first shifted by one token."""
+    if shift_labels is None and labels is not None:
+        return pad(labels, (0, 1), value=IGNORED)[..., 1:]
+    return shift_labels
+
+
 def weights_of_targets() -> torch.Tensor | None:
     """Return the weight of each target of this forward pass: fp32 (targets,); None where all weigh 1."""
     found = this_process.forward_pass.weights
@@ -103,10 +110,9 @@ def _of_model(
     **__: object,
 ) -> torch.Tensor:
     """The signature, but for the first two, is that of Transformers' loss functions (loss/loss_utils.py)."""
-    if shift_labels is None:
-        assert labels is not None
-        shift_labels = pad(labels, (0, 1), value=IGNORED)[..., 1:]
-    targets = shift_labels.reshape(-1).to(logits.device)
+    targets = targets_of(labels, shift_labels)
+    assert targets is not None
+    targets = targets.reshape(-1).to(logits.device)
     weighs = weights_of_targets() if model.training else None
     whole = of_tokens(logits.flatten(0, -2), targets, terms if model.training else PLAIN, weights=weighs)
     return whole / ((targets != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch)

@@ -10,7 +10,6 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from ...errors import UserError, first_line
@@ -21,6 +20,7 @@ from ..model import trial
 from ..recipe.settings import Settings
 from ..recipe.value_types import fits_layer
 from ..upstream.experts import gather_whole
+from . import supervised_loss
 from .divergence import Said
 from .supervised_loss import PLAIN, Terms, of_tokens, weights_of_targets
 
@@ -55,8 +55,7 @@ def tokens_of_tile(loss: int, words: int) -> int:
 
 def targets_of(given: Mapping[str, Any]) -> torch.Tensor | None:
     """Return the label of each token for which there are logits, or None where there is none."""
-    labels, shifted = given.get("labels"), given.get("shift_labels")
-    return pad(labels, (0, 1), value=IGNORED)[..., 1:] if shifted is None and labels is not None else shifted
+    return supervised_loss.targets_of(given.get("labels"), given.get("shift_labels"))
 
 
 # ---- the loss --------------------------------------------------------------------------------------------------------

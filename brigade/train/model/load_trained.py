@@ -55,6 +55,12 @@ def load_trained(settings: Settings, directory: Path, **options: object) -> PreT
         raise UserError(str(directory), problem, AGAIN) from error
 
 
+def load_untrained(settings: Settings, device: torch.device | str) -> PreTrainedModel:
+    """Load the model of these settings as training begins with it, without adapters."""
+    source = weights(settings, load_config(settings))
+    return load_base(settings, source, half_or_full(settings)).eval().to(device)
+
+
 @contextmanager
 def untrained(settings: Settings, model: torch.nn.Module, device: str) -> Iterator[PreTrainedModel]:
     """The model as it was before training: adapters off, or as they were, or the model loaded once more."""
@@ -62,8 +68,7 @@ def untrained(settings: Settings, model: torch.nn.Module, device: str) -> Iterat
         with adapter_weights.at_the_start(model, settings) as had, nullcontext() if had else model.disable_adapter():
             yield model
     else:
-        source = weights(settings, load_config(settings))
-        yield load_base(settings, source, half_or_full(settings)).eval().to(device)
+        yield load_untrained(settings, device)
 
 
 @contextmanager
@@ -76,8 +81,7 @@ def reference(settings: Settings, model: torch.nn.Module, device: str) -> Iterat
         with untrained(settings, model, device) as base:
             yield base
     else:
-        other = settings.of_second(named)
-        yield load_base(other, weights(other, load_config(other)), half_or_full(other)).eval().to(device)
+        yield load_untrained(settings.of_second(named), device)
 
 
 @contextmanager

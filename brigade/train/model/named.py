@@ -9,6 +9,7 @@ from ..data import chat_template, sources
 from ..host.cluster import World
 from ..host.hub import is_path
 from ..host.urls import is_remote
+from ..recipe.objectives import other_models
 from ..recipe.remote_code import folder_of
 from ..recipe.settings import Settings
 from . import location, packaged
@@ -28,11 +29,9 @@ def check_here(settings: Settings) -> None:
     """Look for what a recipe names on this machine. Nobody else is asked. Raise UserError."""
     chat_template.file_of(settings)
     sources.check_files(settings)
-    model = settings.recipe.model
-    for key, name in (
-        ("model_name_or_path", model.model_name_or_path),
-        ("tokenizer_name_or_path", model.tokenizer_name_or_path),
-    ):
+    keys = ("model_name_or_path", "tokenizer_name_or_path")
+    models = {key: getattr(settings.recipe.model, key) for key in keys} | other_models(settings.recipe)
+    for key, name in models.items():
         if name and is_path(name) and not is_remote(name) and not Path(name).expanduser().exists():
             raise UserError(settings.place(key), f"there is no {name}", "name a directory, or a model on the Hub")
 
@@ -46,6 +45,8 @@ def check_files(settings: Settings) -> None:
     chat_template.file_of(settings)
     sources.check_named(settings)
     _check_model(settings)
+    for key, name in other_models(settings.recipe).items():
+        _check_model(settings.of_second(name, key))
 
 
 def lacking_packages(settings: Settings) -> Iterator[tuple[str, str, str]]:
@@ -55,6 +56,7 @@ def lacking_packages(settings: Settings) -> Iterator[tuple[str, str, str]]:
         *(("report_to", package, ", or remove it from report_to") for package in training.report_to),
         *[("use_peft", "peft", "")] * model.use_peft,
         *[("load_in_4bit", "bitsandbytes", "")] * model.load_in_4bit,
+        *[("teacher_load_in_4bit", "bitsandbytes", "")] * training.teacher_load_in_4bit,
     ]
     for key, package, otherwise in packages:
         if importlib.util.find_spec(package) is None:

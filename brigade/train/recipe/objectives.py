@@ -246,6 +246,18 @@ def precomputes(recipe: OfRecipe) -> bool:
     return reference is not None and (reference != ADAPTERS_OFF if asked is None else asked)
 
 
+def other_models(recipe: OfRecipe) -> dict[str, str]:
+    """Return the models that a recipe names beside its own, by their keys: a teacher, and a reference with weights of its own."""
+    named = {"teacher": recipe.training.teacher, "reference": reference_of(recipe)}
+    return {key: name for key, name in named.items() if name not in (None, ADAPTERS_OFF, MODEL)}
+
+
+def bytes_of_token(k: int, words: int) -> int:
+    """Return what a token takes on the disk of which k words are kept: 8 bytes for each, for the rest, and for a checksum
+    (loss/divergence.py: as_rows, data/known.py)."""
+    return 8 * (k + (k < words) + 1)
+
+
 def needs_second_model(recipe: OfRecipe) -> bool:
     """Whether a second model is in memory at any time: one that stays, or another one that computes before training."""
     reference = reference_of(recipe)

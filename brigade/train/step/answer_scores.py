@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Score = Callable[[str, str], float]  # of an answer, by the reference
+
+
 UNREADABLE = (ValueError, RecursionError, BadRow)
 
 
@@ -47,8 +49,14 @@ def fields(answer: str, reference: str) -> float:
 
 
 def calls(said: str) -> list[str]:
-    """Return the tool calls of a text, each as JSON in one form: objects, or lists of them, with a name and arguments by one of
-    their usual names, whichever tags stand around them. Raises one of UNREADABLE for what looks like one and is none."""
+    """Return the tool calls of a text from its thoughts on, each as JSON in one form: objects, or lists of them, with a name and
+    arguments by one of their usual names, whichever tags stand around them, or what stands in tags of _TAGS. Raises one of
+    UNREADABLE for what looks like one and is none."""
+    said = _spoken(said)
+    for begin, *tags in _TAGS:
+        count = len(begin.findall(said))
+        if count:
+            return _in_tags(said, count, *tags)
     found = [each for value in _values(said) for each in (value if isinstance(value, list) else [value])]
     written = [
         each for each in found if isinstance(each, dict) and any(key in each for key in ("function", *ARGUMENTS))
@@ -56,9 +64,31 @@ def calls(said: str) -> list[str]:
     return [_same(call["function"]) for each in written for call in calls_of(each, "a call", set())]
 
 
+def _spoken(said: str) -> str:
+    return said[said.rfind("</think>") + 1 :]
+
+
+def _in_tags(said: str, count: int, call: re.Pattern[str], argument: re.Pattern[str]) -> list[str]:
+    """Return so many calls of a text whose arguments stand in tags. Raises ValueError for one that breaks off or holds more."""
+    found = call.findall(said)
+    if len(found) != count or any(argument.sub("", inside).strip() for _, inside in found):
+        raise ValueError("a call breaks off")
+    given = [(name, argument.findall(inside)) for name, inside in found]
+    return [_same({"name": name, "arguments": {key: _argument(value) for key, value in each}}) for name, each in given]
+
+
+def _argument(written: str) -> Any:
+    """Return an argument in tags: texts stand there as they are, and all else as JSON."""
+    try:
+        value = _JSON.decode(written)
+    except ValueError:
+        return written.strip()
+    return written.strip() if isinstance(value, str) else value
+
+
 def _values(said: str) -> Iterator[Any]:
-    """Yield the objects and lists of JSON in a text, from its thoughts on. Raises ValueError for an object that breaks off."""
-    at = said.rfind("</think>") + 1
+    """Yield the objects and lists of JSON in a text. Raises ValueError for an object that breaks off."""
+    at = 0
     while begin := _BEGINS.search(said, at):
         try:
             value, at = _JSON.raw_decode(said, begin.start())
@@ -71,7 +101,7 @@ def _values(said: str) -> Iterator[Any]:
 
 
 def _single(said: str) -> Any:
-    (value,) = _values(said)  # ValueError where there are none, or several
+    (value,) = _values(_spoken(said))  # ValueError where there are none, or several
     return value
 
 
@@ -97,6 +127,20 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
 
 
+# How tool calls stand in tags: what each begins with; its name, and what it holds; an argument's name, and its value.
+# As Qwen3-Coder, Qwen3.5, Nemotron 3 and Seed-OSS write them; as MiniMax-M2; as GLM-4.5.
+_TAGS = [
+    [re.compile(pattern, re.DOTALL) for pattern in patterns]
+    for patterns in (
+        ("<function=", "<function=([^>]+)>(.*?)</function>", "<parameter=([^>]+)>(.*?)</parameter>"),
+        ("<invoke name=", '<invoke name="([^"]+)">(.*?)</invoke>', '<parameter name="([^"]+)">(.*?)</parameter>'),
+        (
+            r"<tool_call>\s*[^\s<{[]",
+            r"<tool_call>\s*([^\s<{[]+)(.*?)</tool_call>",
+            r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>",
+        ),
+    )
+]
 _BEGINS, _OBJECT = re.compile(r"[{\[]"), re.compile(r'{\s*"')
 _JSON = json.JSONDecoder(parse_float=_number, parse_constant=_refuse)
 _KNOWN: dict[str, Score] = dict(zip(SCORES, (text, tool_call, fields), strict=True))
@@ -142,7 +186,8 @@ def check_references(settings: Settings, references: Sequence[str]) -> None:
         if not _KNOWN[named](reference, reference):
             raise UserError(place, f"{named} cannot read the held-out answer {reference[:80]!r}", cure)
     if named == "tool_call" and not any(map(calls, references)):
-        raise UserError(place, f"none of {len(references)} held-out answers has a tool call in JSON", cure)
+        forms = "in JSON, or in the tags of Qwen3-Coder, MiniMax-M2 or GLM-4.5"
+        raise UserError(place, f"none of {len(references)} held-out answers has a tool call {forms}", cure)
 
 
 def texts(tokenizer: PreTrainedTokenizerBase, given: list[list[int]]) -> list[str]:

@@ -35,6 +35,31 @@ def refused(flags, capfd):
     return call
 
 
+@pytest.fixture
+def counted(tmp_path, monkeypatch):
+    """counted(owner, method, count): run(name, words), which returns a run's log, and what count says of each call of that method
+    with these arguments. Derived files lie in a cache of the test's own, in tmp_path as the runs do."""
+    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
+
+    def call(owner, method, count):
+        found, sound = [], getattr(owner, method)
+
+        def counting(*given):
+            result = sound(*given)
+            found.append(count(result, *given))
+            return result
+
+        monkeypatch.setattr(owner, method, counting)
+
+        def run(name, words):
+            found.clear()
+            return train.main([*words, "--output_dir", str(tmp_path / name)]).state.log_history, tuple(found)
+
+        return run
+
+    return call
+
+
 @pytest.fixture(autouse=True)
 def environment(no_launcher):
     """No test leaves the next one what train.main has set."""

@@ -1,13 +1,15 @@
 """What a run keeps of its teacher beside the prepared data: each supervised token is asked for once."""
 
+import re
+
 import numpy as np
 import pytest
 
-import train
+from brigade.__main__ import main as brigade
 from brigade.train.loss.distillation import Distillation
 from testing import distilling
 from testing.distilling import Case
-from testing.run_files import losses
+from testing.run_files import history, losses
 
 
 @pytest.fixture(scope="module")
@@ -18,22 +20,12 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def run(folder, tmp_path, monkeypatch):
+def run(folder, counted):
     """run(name, *flags): its losses, and how many supervised tokens the teacher was asked for."""
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
-    asked, sound = [], Distillation._look
-
-    def look(self, inputs):
-        rows = sound(self, inputs)
-        asked.append(len(rows))
-        return rows
-
-    monkeypatch.setattr(Distillation, "_look", look)
+    train = counted(Distillation, "_look", lambda rows, *_: len(rows))
 
     def call(name, *flags):
-        asked.clear()
-        words = [*Case("few").run(folder)["flags"], *flags, "--output_dir", str(tmp_path / name)]
-        log = train.main(words).state.log_history
+        log, asked = train(name, [*Case("few").run(folder)["flags"], *flags])
         return losses(log), sum(asked)
 
     return call
@@ -68,6 +60,28 @@ def test_another_teacher_temperature_or_number_of_words_has_a_file_of_its_own(ru
         found.append(run(f"other {number}", *other))
         assert found[-1][1] == found[0][1] and len(kept(tmp_path)) == number + 2
     assert len({tuple(each) for each, _ in found}) == len(found)
+
+
+def test_a_saved_model_is_judged_by_the_words_that_were_kept(run, tmp_path, capsys):
+    run("own")
+    logged = [entry["eval_divergence"] for entry in history(tmp_path / "own") if "eval_divergence" in entry][-1]
+    capsys.readouterr()
+    assert brigade(["eval", str(tmp_path / "own"), "--answers", "0"]) == 0
+    assert float(re.search(r"divergence from the teacher +([\d.]+)", capsys.readouterr().out)[1]) == pytest.approx(
+        logged, abs=6e-5
+    )
+
+
+def test_more_words_than_there_are_keep_and_count_no_more(run, folder, tmp_path, capsys):
+    """And `prepare` says the same before any run."""
+    every = ["--teacher_top_k", "99999"]
+    words = [*Case("few").run(folder)["flags"], *every]
+    assert words[0] == "--recipe" and brigade(["prepare", *words[1:]]) == 0
+    before = capsys.readouterr().out
+    run("own", *every)
+    (file,) = kept(tmp_path)
+    said = f"4,096 words of each token are kept beside the prepared data, {file.stat().st_size / 2**30:.2g} GiB"
+    assert said in before and said in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_stream_is_refused(run, capsys):

@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 
-import train
 from brigade.train.loss.precomputed import Precomputed
 from brigade.train.loss.preferences import Preferences
 from brigade.train.step import bad_steps
@@ -25,21 +24,12 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def run(folder, tmp_path, raises, monkeypatch):
+def run(folder, raises, counted):
     """run(name, case, *flags): its log, and of how many sequences of each split the reference was asked."""
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
-    asked, sound = [], Precomputed._compute
-
-    def compute(self, split, numbers, look):
-        asked.append(len(numbers))
-        sound(self, split, numbers, look)
-
-    monkeypatch.setattr(Precomputed, "_compute", compute)
+    train = counted(Precomputed, "_compute", lambda _, self, split, numbers, look: len(numbers))
 
     def call(name, case=DPO, *flags):
-        asked.clear()
-        words = [*case.run(folder)["flags"], *flags, "--output_dir", str(tmp_path / name)]
-        return train.main(words).state.log_history, tuple(asked)
+        return train(name, [*case.run(folder)["flags"], *flags])
 
     return call
 
