@@ -152,10 +152,9 @@ def test_a_gpu_for_which_torch_has_no_code_is_red_where_a_rank_gets_it():
     assert (sound.level, sound.value) == ("green", "cuda 12.8, cudnn 91002, nccl 2.27.3")
 
 
-@pytest.mark.parametrize(
-    ("own", "level"),
-    [({"machine": "aarch64"}, "red"), ({"glibc": "2.31"}, "yellow"), ({"kernel": "5.15.0-1"}, "yellow")],
-)
+@pytest.mark.parametrize("own, level", [
+    ({"machine": "aarch64"}, "red"), ({"glibc": "2.31"}, "yellow"), ({"kernel": "5.15.0-1"}, "yellow"),
+])  # fmt: skip
 def test_other_systems(own, level):
     assert odd("system", own).level == level
 

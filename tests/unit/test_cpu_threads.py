@@ -108,10 +108,9 @@ def test_threads_change_no_bit_of_an_offloaded_step(way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "launcher",
-    [["torchrun"], ["accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0"]],
-)
+@pytest.mark.parametrize("launcher", [
+    ["torchrun"], ["accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0"],
+])  # fmt: skip
 @pytest.mark.parametrize("number", [None, "1"])
 def test_the_launchers_themselves_set_the_number_as_is_assumed(launcher, number, tmp_path):
     """torch/distributed/run.py: config_from_args; accelerate/commands/launch.py: _validate_launch_command"""

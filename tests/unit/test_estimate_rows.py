@@ -77,10 +77,9 @@ def test_a_row_s_adam(framework, precision, optimizer, wanted):
     assert job_of_row(COLLECTED[0] | said).optimizer == wanted
 
 
-@pytest.mark.parametrize(
-    "framework, quantised",
-    [("HF Trainer (transformers 4.48)", True), ("TRL", True), ("HF Trainer (transformers 5.2)", False)],
-)
+@pytest.mark.parametrize("framework, quantised", [
+    ("HF Trainer (transformers 4.48)", True), ("TRL", True), ("HF Trainer (transformers 5.2)", False),
+])  # fmt: skip
 def test_experts_were_linear_layers_before_transformers_5(framework, quantised):
     row = next(row for row in COLLECTED if row["model"] == "mixtral-8x7b")
     made = job_of_row(row | {"framework": framework, "task": "qlora", "precision": "bf16"})

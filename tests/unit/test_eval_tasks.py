@@ -5,8 +5,6 @@ import json
 
 import pytest
 
-from brigade.__main__ import main
-from brigade.errors import UserError
 from brigade.report import facts, page, records
 from brigade.train.host.cluster import world_from_environment
 from brigade.train.recipe import flags
@@ -29,20 +27,18 @@ def without_package(monkeypatch):
     )
 
 
-def test_without_lm_eval_a_run_ends_before_its_model_is_built(without_package):
+def test_without_lm_eval_a_run_ends_before_its_model_is_built(without_package, user_error):
     settings = flags.load([*RECIPE, "--eval_tasks", "hellaswag"])
     world = world_from_environment({})
-    with pytest.raises(UserError) as error:
-        preflight.check_host(settings, choose(settings, world), world)
-    assert error.value.place == "flag --eval_tasks"
-    assert "not installed" in error.value.problem and "pip install" in error.value.cure
+    error = user_error(preflight.check_host, settings, choose(settings, world), world)
+    assert error.place == "flag --eval_tasks"
+    assert "not installed" in error.problem and "pip install" in error.cure
 
 
-def test_without_lm_eval_the_verb_names_the_command(without_package, tmp_path, capsys):
+def test_without_lm_eval_the_verb_names_the_command(without_package, tmp_path, prints):
     run = write_run(tmp_path / "run")
     (run / "model.safetensors").touch()
-    assert main(["eval", str(run), "--tasks", "hellaswag"]) == 2
-    assert "pip install -r requirements-eval.txt" in capsys.readouterr().err
+    assert "pip install -r requirements-eval.txt" in prints(2, "eval", str(run), "--tasks", "hellaswag")
     assert (REPOSITORY / "requirements-eval.txt").is_file()
 
 
@@ -50,9 +46,8 @@ def test_without_lm_eval_the_verb_names_the_command(without_package, tmp_path, c
     (["--tasks", "hellaswag", "--exact", "0.8"], "exact"), (["--tasks", "hellaswag", "--answers", "0"], "answers"),
     (["--limit", "5"], "limit"), (["--chat_template"], "chat_template"), (["--batch_size", "2"], "batch_size"),
 ])  # fmt: skip
-def test_a_flag_that_would_not_be_read_is_refused(words, flag, tmp_path, capsys):
-    assert main(["eval", str(tmp_path), *words]) == 2
-    assert f"flag --{flag}" in capsys.readouterr().err
+def test_a_flag_that_would_not_be_read_is_refused(words, flag, tmp_path, prints):
+    assert f"flag --{flag}" in prints(2, "eval", str(tmp_path), *words)
 
 
 def test_a_task_file_is_taken_from_the_command_line_but_not_from_a_file_that_may_be_a_strangers(tmp_path, mistake):

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from brigade.__main__ import main
 from brigade.errors import UserError
 from brigade.export import hugging_face
 from brigade.train.data import builtin
@@ -101,21 +100,19 @@ def run(output, tmp_path):
     return run
 
 
-def test_a_destination_that_cannot_be_written_is_told_before_anything_is_read(run, tmp_path, monkeypatch, capsys):
+def test_a_destination_that_cannot_be_written_is_told_before_anything_is_read(run, tmp_path, monkeypatch, prints):
     monkeypatch.setattr(hugging_face, "_whole", None)
     (tmp_path / "file").touch()
     for destination, reason in ((tmp_path / "file" / "out", "Not a directory"), (Path("/proc/out"), "No such file")):
-        assert main(["export", str(run), str(destination)]) == 2
-        told = capsys.readouterr().err
+        told = prints(2, "export", str(run), str(destination))
         assert reason in told and told.startswith(f"error: {destination}\n") and "cure: name another" in told
 
 
-def test_a_destination_that_fills_is_named(run, tmp_path, monkeypatch, capsys):
+def test_a_destination_that_fills_is_named(run, tmp_path, monkeypatch, prints):
     from transformers import PreTrainedModel
 
     monkeypatch.setattr(PreTrainedModel, "save_pretrained", lambda *_: Path("/dev/full").write_text("x"))
-    assert main(["export", str(run), str(tmp_path / "out")]) == 2
-    told = capsys.readouterr().err
+    told = prints(2, "export", str(run), str(tmp_path / "out"))
     assert str(tmp_path / "out") in told and "No space left" in told and "bytes are free there" in told, told
 
 
@@ -144,11 +141,10 @@ def renamed(file):
     ("config.json", gone, "config.json"), ("run.yaml", gone, "no run.yaml"),
     ("model.safetensors", renamed, "module."), ("config.json", empty, "JSON"), ("tokenizer.json", cut, "cannot be loaded"),
 ])  # fmt: skip
-def test_a_damaged_output_is_told(run, tmp_path, capsys, verb, name, damage, said):
+def test_a_damaged_output_is_told(run, tmp_path, prints, verb, name, damage, said):
     damage(run / name)
     words = {"export": [str(tmp_path / "out")], "chat": ["--question", "What follows?"]}
-    assert main([verb, str(run), *words.get(verb, [])]) == 2
-    told = capsys.readouterr().err
+    told = prints(2, verb, str(run), *words.get(verb, []))
     assert told.startswith(f"error: {run}") and said in told and "cure: " in told and len(told.splitlines()) <= 4, told
     assert not (tmp_path / "out").exists()
 

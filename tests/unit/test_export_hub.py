@@ -54,10 +54,9 @@ def files_of(folder: Path):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_the_exported_files_arrive_with_a_card_of_the_run(run, hub, tmp_path, capsys):
+def test_the_exported_files_arrive_with_a_card_of_the_run(run, hub, tmp_path, capsys, prints):
     out = tmp_path / "mine"
-    assert main(["export", str(run), str(out), "--gguf", "--push", "mine", "--private"]) == 0
-    assert f"{hub.address}/me/mine" in capsys.readouterr().out
+    assert f"{hub.address}/me/mine" in prints(0, "export", str(run), str(out), "--gguf", "--push", "mine", "--private")
     assert hub.repositories == {"me/mine": files_of(out)} and hub.private == {"me/mine"}
     assert {"model.safetensors", "mine-F16.gguf", "tokenizer.json", "README.md"} <= files_of(out).keys()
     text = (out / "README.md").read_text()
@@ -78,8 +77,7 @@ def test_the_exported_files_arrive_with_a_card_of_the_run(run, hub, tmp_path, ca
     told = capsys.readouterr().out
     assert "Removed there" in told and all(name in told for name in (*earlier, "mine-F16.gguf")) and "notes" not in told
     hub.repositories["me/mine"]["README.md"] = b"# By hand"
-    assert main(["export", str(run), str(tmp_path / "third"), "--push", "me/mine"]) == 2
-    assert "that export did not write" in capsys.readouterr().err
+    assert "that export did not write" in prints(2, "export", str(run), str(tmp_path / "third"), "--push", "me/mine")
     assert hub.repositories["me/mine"]["README.md"] == b"# By hand" and not (tmp_path / "third").exists()
 
 
@@ -89,22 +87,20 @@ def test_the_exported_files_arrive_with_a_card_of_the_run(run, hub, tmp_path, ca
     (WRITES, "not a name", ["no name of a repository", "OWNER/NAME"]),
 ])  # fmt: skip
 def test_what_cannot_be_pushed_is_told_before_anything_is_written(
-    run, hub, tmp_path, monkeypatch, capsys, token, name, words
+    run, hub, tmp_path, monkeypatch, prints, token, name, words
 ):
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
     if token:
         monkeypatch.setenv("HF_TOKEN", token)
-    assert main(["export", str(run), str(tmp_path / "out"), "--push", name]) == 2
-    told = capsys.readouterr().err
+    told = prints(2, "export", str(run), str(tmp_path / "out"), "--push", name)
     assert told.startswith("error: flag --push\n") and all(word in told for word in words), told
     assert not (tmp_path / "out").exists() and not hub.repositories
 
 
-def test_a_token_that_may_only_read_leaves_the_export(run, hub, tmp_path, monkeypatch, capsys):
+def test_a_token_that_may_only_read_leaves_the_export(run, hub, tmp_path, monkeypatch, prints):
     monkeypatch.setenv("HF_TOKEN", READS)
-    assert main(["export", str(run), str(tmp_path / "out"), "--push", "you/mine"]) == 2
-    told = capsys.readouterr().err
+    told = prints(2, "export", str(run), str(tmp_path / "out"), "--push", "you/mine")
     assert "may not write to you/mine (403)" in told and f"`hf upload you/mine {tmp_path / 'out'}`" in told
     assert "model.safetensors" in files_of(tmp_path / "out")
 
@@ -120,10 +116,9 @@ def test_adapters_whose_base_nobody_else_has_are_not_pushed(run, hub, tmp_path, 
     assert not hub.repositories
 
 
-def test_what_is_public_is_not_pushed_to_as_private(run, hub, tmp_path, capsys):
+def test_what_is_public_is_not_pushed_to_as_private(run, hub, tmp_path, prints):
     hub.repositories["me/mine"] = {"notes.md": b"read by many"}
-    assert main(["export", str(run), str(tmp_path / "out"), "--push", "mine", "--private"]) == 2
-    told = capsys.readouterr().err
+    told = prints(2, "export", str(run), str(tmp_path / "out"), "--push", "mine", "--private")
     assert told.startswith("error: flag --private") and "everybody can read it" in told
     assert not (tmp_path / "out").exists() and [*hub.repositories["me/mine"]] == ["notes.md"]
     hub.private.add("me/mine")
@@ -192,6 +187,5 @@ def test_the_hub_is_told_the_models_task(recipe, task, run, tmp_path):
     assert ModelCard(text).data.pipeline_tag == task and ("reward-model" in text) == (task == "text-classification")
 
 
-def test_private_is_about_push(run, tmp_path, capsys):
-    assert main(["export", str(run), str(tmp_path / "out"), "--private"]) == 2
-    assert "error: flag --private" in capsys.readouterr().err
+def test_private_is_about_push(run, tmp_path, prints):
+    assert "error: flag --private" in prints(2, "export", str(run), str(tmp_path / "out"), "--private")

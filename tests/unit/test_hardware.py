@@ -2,7 +2,6 @@
 
 import pytest
 
-from brigade.errors import UserError
 from brigade.plan.choice.search import candidates
 from brigade.plan.choice.workload import Cluster, Workload
 from brigade.plan.hardware import calibration, catalogue, gpu, gpu_of_device
@@ -89,17 +88,14 @@ def test_a_card_is_known_by_what_people_write(written, kind):
     ("H10O", "H100 80GB"),
     ("4090 48GB", "RTX 4090"),
 ])  # fmt: skip
-def test_a_card_that_nobody_has_suggests_the_nearest(written, near):
-    with pytest.raises(UserError) as error:
-        gpu(written)
-    assert f"did you mean {near!r}" in error.value.cure
+def test_a_card_that_nobody_has_suggests_the_nearest(written, near, user_error):
+    assert f"did you mean {near!r}" in user_error(gpu, written).cure
 
 
-def test_a_card_that_is_not_there_shows_the_entry_to_write(tmp_path, monkeypatch):
+def test_a_card_that_is_not_there_shows_the_entry_to_write(tmp_path, monkeypatch, user_error):
     monkeypatch.setenv("BRIGADE_CALIBRATION", str(tmp_path / "own.yaml"))
-    with pytest.raises(UserError) as error:
-        gpu("Foo 9000")
-    entry = error.value.cure.partition("own.yaml: ")[2].partition("; ")[0]
+    error = user_error(gpu, "Foo 9000")
+    entry = error.cure.partition("own.yaml: ")[2].partition("; ")[0]
     assert entry.startswith("gpus: {'Foo 9000': {driver: NAME, memory_gib: ...,")
     (tmp_path / "written.yaml").write_text(entry.replace("...", "10").replace("NAME", "Foo"))
     monkeypatch.setenv("BRIGADE_CALIBRATION", str(tmp_path / "written.yaml"))

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from brigade.errors import UserError
 from brigade.train.engines.parallel import (
     pipeline_rules,
     pipeline_schedule,
@@ -133,7 +132,7 @@ def test_a_schedule_that_cannot_be_is_refused(wrong, said):
     ("llama", Axes(stages=2, virtual=1), {"zero_optimization": {"offload_optimizer": {}}}, 4, "means nothing to it"),
     ("llama", Axes(stages=2), {"zero_optimization": {"stage": 1}, "gradient_clipping": "auto"}, 1, ""),
 ])  # fmt: skip
-def test_what_cannot_be_is_told_before_the_model_is_built(model, some, ds_config, accumulation, said):
+def test_what_cannot_be_is_told_before_the_model_is_built(model, some, ds_config, accumulation, said, user_error):
     strategy = Strategy("zero1", "pp", "pp.json", ds_config=ds_config, axes=some)
     settings = SimpleNamespace(recipe=SimpleNamespace(model=SimpleNamespace(trust_remote_code=False)))
     run = SimpleNamespace(strategy=strategy, settings=settings)
@@ -141,9 +140,8 @@ def test_what_cannot_be_is_told_before_the_model_is_built(model, some, ds_config
     if not said:
         pipeline_rules.check(run, tiny(model), batch)
         return
-    with pytest.raises(UserError) as caught:
-        pipeline_rules.check(run, tiny(model), batch)
-    assert said in caught.value.problem and caught.value.place.startswith("pp.json: ")
+    caught = user_error(pipeline_rules.check, run, tiny(model), batch)
+    assert said in caught.problem and caught.place.startswith("pp.json: ")
 
 
 @pytest.mark.parametrize("kind", ["zero2", "zero3", "fsdp2", "hsdp"])

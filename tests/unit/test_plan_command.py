@@ -1,19 +1,22 @@
-"""`python -m brigade plan`: what its flags ask for, and what it says of those it does not know."""
+"""`python -m brigade plan`: what its flags ask for, and what it says of those it does not know and of a recipe's data."""
 
 import json
 import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from brigade.plan.choice.goals import own_tokens
 from brigade.plan.choice.job_of_recipe import load_plan
 from brigade.plan.choice.strategies import CHOICES, named, runs
 from brigade.plan.choice.workload import Cluster
 from brigade.plan.output.answer import speed_of
+from brigade.plan.output.header import header
 from brigade.train.recipe import flags
 from brigade.train.recipe.method import METHODS, method_of
 from brigade.train.strategy.axis_keys import of_ds_config
@@ -217,3 +220,31 @@ def test_the_chosen_strategy_is_the_first_row(plan):
     code, text = plan("llama-3.2-3b", "--gpu", "4090", "--method", "lora", "--max_length", "2048")
     rows = [line for line in text.splitlines() if line.startswith("│")]
     assert code == 0 and "chosen" in rows[0] and any("not taken: its speed is a formula" in row for row in rows[1:])
+
+
+# ---- its own data ----------------------------------------------------------------------------------------------------
+def changed(recipe, section, **keys):
+    return recipe.model_copy(update={section: getattr(recipe, section).model_copy(update=keys)})
+
+
+def test_hours_are_those_of_the_epochs_of_the_recipes_own_data():
+    plan = load_plan(Path("recipes/qwen3-8b/lora.yaml"))
+    tokens = own_tokens(plan.settings.recipe)
+    assert tokens == 18e6  # of 71.9 MB of English
+    said = float(re.search(r"([\d.]+) hours for its 18 million tokens", header(plan))[1])
+    assert said == pytest.approx(tokens / plan.estimate.tokens_per_second_per_gpu / 3600, abs=0.005)
+    assert own_tokens(changed(plan.settings.recipe, "training", num_train_epochs=2.0)) == 2 * tokens
+
+
+@pytest.mark.parametrize("section, keys", [
+    ("data", {"dataset_name": "somebody/else"}),
+    ("data", {"dataset_name": None, "train_file": "mine.jsonl"}),
+    ("data", {"max_train_samples": 100}),
+    ("training", {"max_steps": 10}),
+])  # fmt: skip
+def test_data_that_nobody_has_counted_get_the_time_of_a_billion_tokens(section, keys):
+    plan = load_plan(Path("recipes/qwen3-8b/lora.yaml"))
+    recipe = changed(plan.settings.recipe, section, **keys)
+    assert own_tokens(recipe) is None
+    other = replace(plan.settings, recipe=recipe)
+    assert "hours for a billion tokens" in header(replace(plan, settings=other))

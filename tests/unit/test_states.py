@@ -67,10 +67,9 @@ def test_a_rehearsal_accepts_sharded_states(kind: str, ranks: int, half: bool) -
 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-@pytest.mark.parametrize(
-    ("claimed", "true"),
-    [("zero1", "ddp"), ("zero2", "ddp"), ("zero3", "ddp"), ("fsdp2", "ddp"), ("zero3", "zero2"), ("fsdp2", "zero3")],
-)
+@pytest.mark.parametrize("claimed, true", [
+    ("zero1", "ddp"), ("zero2", "ddp"), ("zero3", "ddp"), ("fsdp2", "ddp"), ("zero3", "zero2"), ("fsdp2", "zero3"),
+])  # fmt: skip
 def test_a_rehearsal_rejects_states_that_are_not_sharded(claimed: str, true: str, ranks: int, half: bool) -> None:
     with pytest.raises(RuntimeError, match=f"{claimed} does not shard as it should: rank 0 holds"):
         _judge(strategy(claimed), LOSSES, LOSSES, measured(true, ranks, half))

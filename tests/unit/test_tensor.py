@@ -57,10 +57,9 @@ def test_what_does_not_divide_is_told(changes, size, said):
     assert said in problem and f"{size} ranks" in problem and cure
 
 
-@pytest.mark.parametrize(
-    "change, said",
-    [({"num_key_value_heads": 1}, "num_key_value_heads 1"), ({"head_dim": 12}, "key_value_heads x head_dim 24")],
-)
+@pytest.mark.parametrize("change, said", [
+    ({"num_key_value_heads": 1}, "num_key_value_heads 1"), ({"head_dim": 12}, "key_value_heads x head_dim 24"),
+])  # fmt: skip
 def test_sizes_of_single_layers_are_looked_at(change, said):
     of_layers = {"num_key_value_heads": 2, "per_layer_config": {1: {"head_dim": 32} | change}}
     problem, _ = tensor.check(config("gemma4_text", **of_layers), 2, shards=8)

@@ -99,13 +99,10 @@ def test_data_that_changed_since_the_run_stopped_is_not_trained_on(done, refused
     assert "the data or the tokenizer changed since this run began" in said
 
 
-@pytest.mark.parametrize(
-    "others, told",
-    [
-        (["--learning_rate", "2e-3"], "training.learning_rate is 0.001 there and 0.002 here"),
-        (["--max_train_samples", "50"], "data.max_train_samples is None there and 50 here"),
-    ],
-)
+@pytest.mark.parametrize("others, told", [
+    (["--learning_rate", "2e-3"], "training.learning_rate is 0.001 there and 0.002 here"),
+    (["--max_train_samples", "50"], "data.max_train_samples is None there and 50 here"),
+])  # fmt: skip
 def test_a_checkpoint_of_another_run_is_refused(others, told, done, refused, tmp_path):
     named = ["--resume_from_checkpoint", str(done[0] / "checkpoint-3"), "--output_dir", str(tmp_path / "run")]
     said = refused(*others, *named)

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from brigade.errors import UserError
 from brigade.hosts.connection import Channel
 from brigade.launch.status_and_logs import Output
 from testing.launches import CACHE, REPOSITORY
@@ -114,8 +113,6 @@ def test_no_terminal_obeys_what_a_rank_prints(launch_there, tmp_path):
     ("echo Welcome; echo broken >&2; exit 1", "broken (sh ended with 1)"),
     ("echo \"Warning: Permanently added 'node1' to the list of known hosts.\" >&2", "its channel closed (sh ended with 0)"),
 ])  # fmt: skip
-def test_a_shell_that_runs_nothing_is_quoted(shell, said):
+def test_a_shell_that_runs_nothing_is_quoted(shell, said, user_error):
     channel = Channel("node1", range(1), ["sh", "-c", shell], asyncio.Queue())
-    with pytest.raises(UserError) as caught:
-        asyncio.run(channel.connect(20))
-    assert caught.value.problem == said
+    assert user_error(asyncio.run, channel.connect(20)).problem == said

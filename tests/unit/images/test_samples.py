@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from brigade.errors import UserError
 from brigade.train.data.prepare import prepare
 from brigade.train.data.store import IGNORED
 from testing.vision_configs import MODELS
@@ -63,7 +62,9 @@ def test_samples_are_what_the_models_processor_makes(kind, written, load, tmp_pa
         assert [part.strip() for part in learned.split(end)] == [*answers, ""]
 
 
-def test_an_image_that_the_processor_does_not_take_names_its_file_and_row(written, load, tmp_path, monkeypatch):
+def test_an_image_that_the_processor_does_not_take_names_its_file_and_row(
+    written, load, tmp_path, monkeypatch, user_error
+):
     """Qwen's take none that is more than 200 times as long as wide; skip_bad_rows leaves such a row out."""
     monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
     Image.new("RGB", (1, 900)).save(tmp_path / "thin.png")
@@ -74,9 +75,8 @@ def test_an_image_that_the_processor_does_not_take_names_its_file_and_row(writte
     data = {"dataset_name": None, "train_file": str(tmp_path / "rows.jsonl"), "chat_template": None, "images": True}
     data |= {"validation_file": str(tmp_path / "held.jsonl")}
     own = written("qwen3_vl")
-    with pytest.raises(UserError) as raised:
-        prepare(load(data=data), copy.deepcopy(own.tokenizer), own.processor)
-    assert raised.value.place.endswith("rows.jsonl, line 2") and "thin.png" in raised.value.problem
+    raised = user_error(prepare, load(data=data), copy.deepcopy(own.tokenizer), own.processor)
+    assert raised.place.endswith("rows.jsonl, line 2") and "thin.png" in raised.problem
     prepared = prepare(load(data=data | {"skip_bad_rows": True}), copy.deepcopy(own.tokenizer), own.processor)
     assert len(prepared.train) == 1
 

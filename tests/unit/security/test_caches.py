@@ -53,10 +53,9 @@ def test_a_cache_that_others_can_write_is_refused(home, inside, others, monkeypa
     assert error.value.cure.startswith(f"look through it, then `chmod -R go-w {folder}`; or export BRIGADE_CACHE")
 
 
-@pytest.mark.parametrize(
-    ("group", "members", "mine"),
-    [("me", [], True), ("me", ["me"], True), ("me", ["me", "you"], False), ("us", [], False)],
-)
+@pytest.mark.parametrize("group, members, mine", [
+    ("me", [], True), ("me", ["me"], True), ("me", ["me", "you"], False), ("us", [], False),
+])  # fmt: skip
 def test_a_group_of_this_user_alone_may_write(home, group, members, mine, monkeypatch, mistake):
     """As it may in a cache that an earlier version made where the umask is 002."""
     home.mkdir(parents=True)
