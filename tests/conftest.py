@@ -86,6 +86,12 @@ def _the_next_file_has_the_same_environment():
     os.environ.update(AT_START)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the tests of one file keep what they share."""
+    return tmp_path_factory.mktemp("shared")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """What is imported to collect tests is no garbage: neither now nor in a test that collects it."""

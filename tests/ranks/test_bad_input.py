@@ -88,15 +88,15 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistake_is_told_before_the_model_is_built(name, told, folder):
+def test_mistake_is_told_before_the_model_is_built(name, told, place):
     flags, content, words = MISTAKES[name]
     file = f"bad{'.jinja' if 'template' in name else '.yaml' if flags == ON_RECIPE else '.json'}"
     if content is not None:
-        (folder / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+        (place / file).write_bytes(content if isinstance(content, bytes) else content.encode())
     message = told(*(file if flag == "FILE" else flag for flag in flags))
     for word in words:
         assert word.replace("FILE", file) in message
-    assert not (folder / "run").exists()
+    assert not (place / "run").exists()
 
 
 def test_without_a_compiler_there_is_nothing_to_compile_with(told, monkeypatch):
@@ -111,8 +111,8 @@ def test_a_cache_that_cannot_be_written_is_told(told, monkeypatch):
     assert "good.jsonl/cache" in message and "Not a directory" in message and "BRIGADE_CACHE" in message
 
 
-def test_a_directory_for_kernels_that_cannot_be_written_is_told(told, monkeypatch, folder):
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(folder / "good.jsonl" / "kernels"))
+def test_a_directory_for_kernels_that_cannot_be_written_is_told(told, monkeypatch, place):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(place / "good.jsonl" / "kernels"))
     message = told("--dataset_name=", "--train_file", "good.jsonl", "--ds_config", "ds_configs/zero2_offload.json")
     assert "good.jsonl/kernels" in message and "Not a directory" in message and "TORCH_EXTENSIONS_DIR" in message
 

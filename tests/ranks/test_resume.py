@@ -31,11 +31,6 @@ BY_NAME = {case.name: case for case in [*RESHARDED, *resume.DIVIDED]}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("exact")
-
-
-@pytest.fixture(scope="module")
 def exact(folder, asked_for):
     """Undisturbed and stopped runs."""
     return runs.run_each([case for name in sorted(asked_for("name")) for case in resume.exact(name)], folder)

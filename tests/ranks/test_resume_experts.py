@@ -10,11 +10,6 @@ from testing import axes_experts, marks, resume, runs
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("resume")
-
-
-@pytest.fixture(scope="module")
 def results(folder, asked_for):
     pairs = {name: axes_experts.RESUMED[name] for name in axes_experts.RESUMED if name in asked_for("name")}
     whole = [((2, 2), "full"), *((topology, method) for *both, method in pairs.values() for topology in both)]

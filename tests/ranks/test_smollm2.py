@@ -36,11 +36,6 @@ def case(name, micro, more):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("one")
-
-
-@pytest.fixture(scope="module")
 def reference(folder, asked_for):
     """By one process: of LoRA, and of QLoRA where a test asks for it."""
     quantised = [case("qlora", 8, QLORA)] if any("qlora" in name for name in asked_for("strategy")) else []

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from brigade.__main__ import main
 from brigade.errors import UserError
 from brigade.lint.linter import lint
+from brigade.train.data import builtin
 from brigade.train.recipe import flags
 from brigade.train.strategy import Strategy, choose
 from testing.ranks import REPOSITORY
@@ -41,6 +42,22 @@ def digests(tmp_path, monkeypatch):
     """A cache of the test's own; returns where the digests of models' code lie in it."""
     monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path))
     return tmp_path / "digests"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """The built-in one."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(builtin.TOKENIZER)
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    """Of each family, as its models have it."""
+    from testing.dialogues import tokenizers_of_families
+
+    return tokenizers_of_families()
 
 
 @pytest.fixture(scope="module")

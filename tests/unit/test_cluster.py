@@ -70,11 +70,6 @@ space = st.sampled_from([" ", "  ", "\t", " \t "])
 noise = st.sampled_from(["", "   ", "# a comment", "  # node9 slots=8", "#node1 slots=1"])
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("hosts")
-
-
 @given(hosts, st.data())
 def test_valid_files_come_back_whole_and_in_order(folder, hosts, data):
     lines = []

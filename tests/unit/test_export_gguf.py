@@ -8,7 +8,6 @@ import torch
 from transformers import AutoTokenizer
 
 from brigade.export import gguf, gguf_tokenizer
-from brigade.train.data import builtin
 from brigade.train.data.layout import TEMPLATES
 from brigade.train.data.probes import PROBES
 from brigade.train.model import gguf_file, pre_tokenizers
@@ -17,13 +16,6 @@ from brigade.train.run.success import SUCCESS
 from testing import gguf_models
 
 TEXTS = ["Hello  it's 2026\n\n x", "<|im_start|>user\nFüße 東京 🙂<|im_end|>", "\t12.5 %"]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(builtin.TOKENIZER)
 
 
 @pytest.mark.parametrize("name", gguf_models.PLAIN)

@@ -14,26 +14,12 @@ from torch.distributed.run import get_args_parser
 from brigade.hosts.job import make
 from brigade.launch.write import text
 from brigade.train.run import events, starts
-from testing.pretended_slurm import SCONTROL, Batch
+from testing.pretended_slurm import NASTY, SCONTROL, Batch
 from testing.programs import shellcheck
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 TINY = "recipes/tiny/full.yaml"
-NASTY = [
-    "a b",
-    "it's",
-    'a "b"',
-    "$HOME",
-    "`id`",
-    "$(id)",
-    "a\n#SBATCH --nodes=9",
-    "ü ☕",
-    "a;b&c|d",
-    "*",
-    "\\",
-    "{{ slots }}",
-]
 
 
 @pytest.fixture

@@ -9,16 +9,11 @@ from brigade.train.data.chat_template import ChatTemplates
 from brigade.train.data.marks import AS_SAMPLE, PROMPTED, REWRITTEN, UNTAUGHT
 from brigade.train.data.probes import PROBES, own_refuses
 from brigade.train.data.rows import RowChunk
-from testing.dialogues import FAMILIES, text_of, tokenizers_of_families, unmarked
+from testing.dialogues import FAMILIES, text_of, unmarked
 
 # Why the last answer of a dialogue or a probe is not learned behind its prompt.
 CONTRADICT = {"gemma4": 1}  # thoughts where enable_thinking is not true
 EMPTY = ("glm4.5", "qwen3.5")  # whose empty block of thoughts has no loss
-
-
-@pytest.fixture(scope="module")
-def tokenizers():
-    return tokenizers_of_families()
 
 
 @pytest.fixture

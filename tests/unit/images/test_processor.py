@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from brigade.errors import UserError
-from brigade.train.data.rows import BadRow
 from brigade.train.model.images import processor as processors
 from brigade.train.model.images.load import load, read_processor
 from brigade.train.upstream.image_processors import read_image_processor
@@ -31,12 +30,6 @@ def test_expansions_are_those_of_the_real_processor(kind, written, picture):
     real = model.processor.own(text=[f"a{token}b{token}c{token}d"], images=images)
     text = "".join(letter + model.processor.expansion(*size) for letter, size in zip("abc", SIZES, strict=True)) + "d"
     assert model.tokenizer(text)["input_ids"] == list(real["input_ids"][0])
-
-
-def test_an_image_that_the_processor_does_not_take_is_a_fault_of_its_row(written):
-    """Qwen's take none that is more than 200 times as long as wide."""
-    with pytest.raises(BadRow, match="1 x 900 pixels: absolute aspect ratio"):
-        written("qwen3_vl").processor.expansion(1, 900)
 
 
 @pytest.mark.parametrize("kind", KINDS)

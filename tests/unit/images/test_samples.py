@@ -77,6 +77,7 @@ def test_an_image_that_the_processor_does_not_take_names_its_file_and_row(
     own = written("qwen3_vl")
     raised = user_error(prepare, load(data=data), copy.deepcopy(own.tokenizer), own.processor)
     assert raised.place.endswith("rows.jsonl, line 2") and "thin.png" in raised.problem
+    assert "1 x 900 pixels: absolute aspect ratio" in raised.problem
     prepared = prepare(load(data=data | {"skip_bad_rows": True}), copy.deepcopy(own.tokenizer), own.processor)
     assert len(prepared.train) == 1
 

@@ -172,6 +172,7 @@ def test_a_number_of_a_million_digits_is_a_bad_row(tmp_path):
 
 # ---- templates ---------------------------------------------------------------------------------------------------
 NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+CHAT = [{"role": "user", "content": "a"}]
 MARKS = "{% generation %}{{ messages[0].content }}{% endgeneration %}"
 
 
@@ -186,8 +187,7 @@ def encoder(template: str) -> LoadedEncoder:
 def test_a_template_that_takes_for_ever_is_stopped(trap, monkeypatch, mistake):
     monkeypatch.setattr(chat_template, "TEMPLATE_SECONDS", 0.2)
     began = time.monotonic()
-    chat = [{"role": "user", "content": "a"}]
-    assert "longer than 0.2 s" in mistake(encoder(trap + MARKS).chats.render, chat, None, {})
+    assert "longer than 0.2 s" in mistake(encoder(trap + MARKS).chats.render, CHAT, None, {})
     assert time.monotonic() - began < 2
 
 
@@ -196,8 +196,7 @@ def test_the_tokenizers_own_template_is_stopped_too(monkeypatch, load, mistake):
         chat_template = NESTED
 
         def apply_chat_template(self, **how):
-            chat = [{"role": "user", "content": "a"}]
-            return render_jinja_template([chat], chat_template=how["chat_template"])
+            return render_jinja_template([CHAT], chat_template=how["chat_template"])
 
     monkeypatch.setattr(chat_template, "TEMPLATE_SECONDS", 0.2)
     settings = load("--chat_template", "null")
@@ -226,9 +225,8 @@ LARGE = {
 
 @pytest.mark.parametrize("trap", LARGE.values(), ids=LARGE)
 def test_a_template_that_writes_far_more_than_its_chat_is_refused(trap):
-    chat = [{"role": "user", "content": "a"}]
     with pytest.raises(rows.BadRow, match="letters for a chat that has"):
-        encoder(trap + MARKS).chats.render(chat, None, {})
+        encoder(trap + MARKS).chats.render(CHAT, None, {})
 
 
 def test_a_long_chat_is_rendered():
@@ -238,9 +236,8 @@ def test_a_long_chat_is_rendered():
 
 @pytest.mark.parametrize("trap", ["{{ 'a' * 10 ** 11 }}", "{{ [0] * 10 ** 10 }}", "{{ '%100000000000d' % 1 }}"])
 def test_a_question_and_a_trial_of_a_template_have_a_limit_of_memory(trap, mistake):
-    chat = [{"role": "user", "content": "a"}]
-    assert "more than 1 GiB" in mistake(encoder(trap + MARKS).prompt, chat)
-    render = chat_template.bounded_template()(lambda: render_jinja_template([chat], chat_template=trap))
+    assert "more than 1 GiB" in mistake(encoder(trap + MARKS).prompt, CHAT)
+    render = chat_template.bounded_template()(lambda: render_jinja_template([CHAT], chat_template=trap))
     assert "TEMPLATE_BYTES" in mistake(render)
 
 

@@ -67,21 +67,6 @@ def test_no_supervised_token_at_all(prepare, mistake):
 
 
 # ---- sources ---------------------------------------------------------------------------------------------------------
-def test_a_broken_parquet_file(load, tokenizer, mistake, tmp_path):
-    path = tmp_path / "rows.parquet"
-    path.write_bytes(b"PAR1 and then something else")
-    asked = load(data={"dataset_name": None, "train_file": str(path)})
-    assert str(path) in (message := mistake(preparing.prepare, asked, tokenizer)) and "Parquet" in message
-
-
-def test_weights_that_do_not_add_up(load, tokenizer, mistake, tmp_path):
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(c) + "\n" for c in CHATS))
-    files = [{"train_file": str(tmp_path / "a.jsonl"), "weight": w, "name": f"s{w}"} for w in (0.5, 0.4)]
-    asked = load(data={"dataset_name": None, "datasets": files})
-    message = mistake(preparing.prepare, asked, tokenizer)
-    assert "datasets" in message and "0.9" in message and "not 1" in message
-
-
 def test_one_source_of_data(load, mistake, tokenizer, cache):
     both = load("--train_file", "x.jsonl", "--dataset_name", "python-docs")
     assert "both dataset_name and train_file" in mistake(sources.open_origins, both)
@@ -92,15 +77,13 @@ def test_one_source_of_data(load, mistake, tokenizer, cache):
     assert "'no/such.jsonl'" in mistake(sources.open_origins, missing)
 
 
-def test_a_saved_data_set(load, tokenizer, saved):
-    name = saved(train=CHATS)
-    data = only(preparing.prepare(load(data={"dataset_name": name, "validation_split": 0.25}), tokenizer))
-    assert (len(data.train), len(data.heldout)) == (15, 5)
-
-
-def test_a_saved_data_set_with_a_part_held_out(load, tokenizer, saved):
-    name = saved(train=CHATS[:15], test=CHATS[15:])
-    data = only(preparing.prepare(load(data={"dataset_name": name}), tokenizer))
+@pytest.mark.parametrize("splits, options", [
+    ({"train": CHATS}, {"validation_split": 0.25}),
+    ({"train": CHATS[:15], "test": CHATS[15:]}, {}),
+], ids=["one split", "a part held out"])  # fmt: skip
+def test_a_saved_data_set(load, tokenizer, saved, splits, options):
+    settings = load(data={"dataset_name": saved(**splits), **options})
+    data = only(preparing.prepare(settings, tokenizer))
     assert (len(data.train), len(data.heldout)) == (15, 5)
 
 

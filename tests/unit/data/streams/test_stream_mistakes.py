@@ -11,16 +11,13 @@ from brigade.train.data import stream
 from testing.streams import until, windows
 
 
-def test_a_stream_says_how_long_it_is(load, source, tokenizer, mistake):
-    settings = load(data={"dataset_name": None, "streaming": True} | source("a", 20))
-    message = mistake(preparing.prepare, settings, tokenizer)
-    assert "max_steps" in message and "no length" in message
-
-
-def test_a_stream_has_no_number_of_samples(load, source, tokenizer, mistake):
-    data = {"dataset_name": None, "streaming": True, "max_train_samples": 9} | source("a", 20)
-    message = mistake(preparing.prepare, load(data=data, training={"max_steps": 2}), tokenizer)
-    assert "data.max_train_samples" in message and "max_steps" in message
+@pytest.mark.parametrize("data, training, said", [
+    ({}, {}, "no length"), ({"max_train_samples": 9}, {"max_steps": 2}, "data.max_train_samples"),
+])  # fmt: skip
+def test_a_stream_says_how_long_it_is_by_its_steps(load, source, tokenizer, mistake, data, training, said):
+    data = {"dataset_name": None, "streaming": True} | data | source("a", 20)
+    message = mistake(preparing.prepare, load(data=data, training=training), tokenizer)
+    assert "max_steps" in message and said in message
 
 
 def test_a_stream_of_several_sources_has_weights(load, source, tokenizer, mistake):
