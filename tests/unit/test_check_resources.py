@@ -302,9 +302,13 @@ def test_a_path_that_computes_something_else_is_a_fault_of_that_host():
     assert "flash_attention_2 on NVIDIA H100 80GB HBM3: it is wrong" in found["node2"].problem
 
 
-def test_a_path_that_breaks_is_a_warning():
-    found = judged({host: proof(sdpa="proven", varlen="failed") for host in HOSTS})
-    assert [result.level for result in found] == ["yellow", "yellow"]
+@pytest.mark.parametrize("answer, level", [
+    (proof(sdpa="proven", varlen="failed"), "yellow"),
+    ({"problem": "recipes/x.yaml: no config.json"}, "grey"),
+], ids=["a path breaks", "no model"])  # fmt: skip
+def test_a_path_that_breaks_is_a_warning_and_a_model_that_cannot_be_had_no_fault_of_the_host(answer, level):
+    found = judged(dict.fromkeys(HOSTS, answer))
+    assert [result.level for result in found] == [level, level]
 
 
 @pytest.mark.parametrize(
@@ -314,11 +318,6 @@ def test_what_cannot_be_known_says_why(gpus, recipe, says):
     found = judged({}, gpus, recipe)
     assert {result.level for result in found} == {"grey"}
     assert says in found[0].problem
-
-
-def test_a_model_that_cannot_be_had_is_no_fault_of_the_host():
-    found = judged({host: {"problem": "recipes/x.yaml: no config.json"} for host in HOSTS})
-    assert {result.level for result in found} == {"grey"}
 
 
 def test_no_recipe_with_images_is_rehearsed():

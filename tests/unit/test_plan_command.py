@@ -170,29 +170,24 @@ def test_a_recipe_is_planned_as_it_is(plan):
     assert code == 1 and "1 x 8 L40S" in text and text.startswith("Does not fit:")
 
 
-@pytest.mark.parametrize("recipe, changes, said", [
-    ("qwen3-8b/full.yaml", {"ds_config": "ds_configs/zero3_offload_param.json"}, "each host needs"),
+OFFLOADED = {"ds_config": "ds_configs/zero3_offload_param.json", "accelerate_config": "none"}
+
+
+@pytest.mark.parametrize("name, changes, words, code, said", [
+    ("full", {"cluster": OFFLOADED}, ["--host_memory", 20], 1, "each host needs"),
+    ("lora", {"data": {"max_length": 45056}}, [], 2, "45056 tokens, but the model has positions for 40960"),
 ])  # fmt: skip
-def test_a_recipe_that_the_search_would_refuse_is_refused_too(plan, tmp_path, recipe, changes, said):
+def test_a_recipe_that_the_search_or_train_py_would_refuse_is_refused_too(
+    plan, tmp_path, name, changes, words, code, said
+):
     folder = tmp_path / "mine"
-    shutil.copytree(ROOT / "recipes" / Path(recipe).parent, folder)
-    path = folder / Path(recipe).name
-    document = yaml.safe_load(path.read_text())
-    document["cluster"].pop("accelerate_config", None)
-    document["cluster"] |= changes
-    path.write_text(yaml.safe_dump(document))
-    code, text = plan(path, "--gpu", "H200", "--host_memory", 20)
-    assert code == 1 and said in text
-
-
-def test_a_recipe_beyond_the_model_s_positions_is_refused_as_by_train_py(plan, tmp_path):
-    folder = tmp_path / "mine"
-    shutil.copytree(ROOT / "recipes" / "qwen3-8b", folder)
-    document = yaml.safe_load((folder / "lora.yaml").read_text())
-    document["data"]["max_length"] = 45056
-    (folder / "lora.yaml").write_text(yaml.safe_dump(document))
-    code, text = plan(folder / "lora.yaml", "--gpu", "H200")
-    assert code == 2 and "45056 tokens, but the model has positions for 40960" in text
+    shutil.copytree(ROOT / "recipes/qwen3-8b", folder)
+    document = yaml.safe_load((folder / f"{name}.yaml").read_text())
+    for section, values in changes.items():
+        document[section] |= values
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(document))
+    found, text = plan(folder / f"{name}.yaml", "--gpu", "H200", *words)
+    assert found == code and said in text
 
 
 def test_help_comes_at_once():
