@@ -67,7 +67,6 @@ SLOW_IN_MATRIX = {
     "test_recipe_headers.py",
     "test_rehearsal.py",
     "test_resume.py",
-    "test_resume_experts.py",
     "test_resume_images.py",
     "test_resume_preferences.py",
     "test_sequence_run.py",
