@@ -3,7 +3,7 @@
     python -m benchmarks.peer_keys           # write it again
     python -m benchmarks.peer_keys --check   # 1 where the page has another
 
-Each row is a case of testing/peer_keys.yaml, and tests/unit/data/test_peer_keys.py runs all of them.
+Each row is a case of testing/peer_keys.yaml, and tests/unit/data/test_message_keys.py runs all of them.
 """
 
 from typing import Any

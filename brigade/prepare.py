@@ -4,6 +4,7 @@ import argparse
 import time
 
 from .train.model import named
+from .train.model.location import load_config
 from .train.model.tokenizer import load_tokenizer, vocabulary
 from .train.recipe import flags
 from .train.recipe.batch import batch_arithmetic
@@ -18,7 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Fill the cache that runs of this host read, and show what is in it. Returns 0 when the data is good."""
-
     settings = flags.load(["--recipe", options.recipe, *options.rest])
     batch = batch_arithmetic(settings.recipe.training, 1, settings.place("global_batch_size"))
     named.check_files(settings)
@@ -27,7 +27,6 @@ def run(options: argparse.Namespace) -> int:
     from .train.data.prepare import prepare
     from .train.loss.distillation import kept_of
     from .train.model.images.features import load_checked as load_processor
-    from .train.model.location import load_config
 
     began = time.time()
     tokenizer = load_tokenizer(settings, vocabulary(settings))

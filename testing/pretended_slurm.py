@@ -8,6 +8,21 @@ from pathlib import Path
 
 from .ranks import REPOSITORY
 
+# Values of flags that shells, YAML and templates would take for something else.
+NASTY = [
+    "a b",
+    "it's",
+    'a "b"',
+    "$HOME",
+    "`id`",
+    "$(id)",
+    "a\nnum_nodes: 7\n#SBATCH --nodes=9",
+    "ü ☕",
+    "a;b&c|d",
+    "*",
+    "\\",
+    "{{ slots }}",
+]
 # The step runs once per host, with that host's number, as srun does it. scancel reaches the ranks, as TERM to srun does not.
 SRUN = """\
 : >pids

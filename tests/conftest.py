@@ -67,7 +67,6 @@ SLOW_IN_MATRIX = {
     "test_recipe_headers.py",
     "test_rehearsal.py",
     "test_resume.py",
-    "test_resume_experts.py",
     "test_resume_images.py",
     "test_resume_preferences.py",
     "test_sequence_run.py",
@@ -84,6 +83,12 @@ def _the_next_file_has_the_same_environment():
     for key in os.environ.keys() - AT_START.keys() - {"PYTEST_CURRENT_TEST"}:  # pytest takes its own away
         del os.environ[key]
     os.environ.update(AT_START)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the tests of one file keep what they share."""
+    return tmp_path_factory.mktemp("shared")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -16,6 +16,8 @@ from ..errors import UserError
 from ..errors.console import counted, printable
 from ..errors.numbers import numeric
 from ..train.checkpoint import saved_weights
+from ..train.data import chat_template
+from ..train.data.encode import LoadedEncoder
 from ..train.data.images import ImageReader, ImageSource
 from ..train.data.rows import BadRow
 from ..train.recipe import flags, remote_code
@@ -175,8 +177,6 @@ def load(settings: Settings, options: argparse.Namespace, source: Path, asks: bo
     from transformers.utils import logging
 
     from ..train.checkpoint import reading
-    from ..train.data import chat_template
-    from ..train.data.encode import LoadedEncoder
     from ..train.data.tokenise import encoder_of
     from ..train.model.images.load import load as load_processor
     from ..train.model.load_trained import loading_from_run, untrained

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -20,17 +19,6 @@ from testing.patience import wait_until
 from testing.ranks import REPOSITORY
 
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=1"
-RECEIVE = """
-import socket, time
-with socket.create_server(("", 5000)) as server:
-    print("ready", flush=True)
-    connection, _ = server.accept()
-    begun, count = time.monotonic(), 0
-    while data := connection.recv(1 << 16):
-        count += len(data)
-    print(count, time.monotonic() - begun)
-"""
-SEND = "import socket; socket.create_connection(('node2', 5000)).sendall(bytes(1_000_000))"
 
 
 def reached(cluster: Cluster, source: str, target: str) -> bool:
@@ -76,17 +64,6 @@ def test_a_host_does_not_see_the_machines_network(cluster):
 
 
 # ---- what happens to hosts -----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("throttled", ["node1", "node2"])
-def test_throttle(cluster, throttled):
-    cluster[throttled].throttle("8mbit")
-    receiver = cluster["node2"].popen([sys.executable, "-c", RECEIVE], stdout=subprocess.PIPE, text=True)
-    assert receiver.stdout.readline() == "ready\n"
-    cluster["node1"].run([sys.executable, "-c", SEND])
-    count, seconds = receiver.communicate(timeout=120)[0].split()
-    assert int(count) == 1_000_000
-    assert float(seconds) > 0.5  # 8 Mbit at 8 Mbit/s; a few milliseconds without a limit
-
-
 def test_cut_and_restore(cluster):
     cluster["node2"].cut()
     assert not reached(cluster, "node1", "node2")
@@ -102,13 +79,6 @@ def test_block_a_port(cluster):
     assert (reached(cluster, "node1", "node2"), reached(cluster, "node2", "node1")) == (True, False)
 
 
-def test_block_one_host(cluster):
-    cluster["node2"].block_from(cluster["node1"])
-    assert not reached(cluster, "node1", "node2")
-    cluster["node2"].unblock()
-    assert reached(cluster, "node1", "node2")
-
-
 def test_power_off_and_boot(cluster):
     cluster["node2"].run("touch /tmp/mark; sleep 1000 >/dev/null 2>&1 &")
     cluster["node2"].power_off()
@@ -116,35 +86,6 @@ def test_power_off_and_boot(cluster):
     cluster["node2"].boot()
     assert reached(cluster, "node1", "node2")
     assert cluster["node2"].run("ls /tmp").stdout == ""
-
-
-def test_clock(cluster):
-    cluster["node2"].clock("+2h")
-    ahead = int(cluster["node1"].run(f"{SSH} node2 date +%s").stdout) - time.time()
-    assert 7100 < ahead < 7300
-    cluster["node2"].clock(None)
-    assert abs(int(cluster["node1"].run(f"{SSH} node2 date +%s").stdout) - time.time()) < 100
-
-
-def test_environment(cluster):
-    cluster["node2"].environment(NCCL_SOCKET_IFNAME="ib0")
-    try:
-        assert cluster["node1"].run(f"{SSH} node2 'echo $NCCL_SOCKET_IFNAME'").stdout == "ib0\n"
-        assert cluster["node2"].run("echo $NCCL_SOCKET_IFNAME").stdout == "ib0\n"
-    finally:
-        cluster["node2"].environment()
-
-
-def test_bind_shows_another_file_to_one_host(cluster):
-    other = cluster.shared / "other.txt"
-    other.write_text("another clone\n")
-    cluster["node2"].bind(other, REPOSITORY / "train.py")
-    try:
-        assert cluster["node2"].run("cat train.py").stdout == "another clone\n"
-        assert cluster["node1"].run("cat train.py").stdout == (REPOSITORY / "train.py").read_text()
-    finally:
-        cluster["node2"].unbind(REPOSITORY / "train.py")
-    assert cluster["node2"].run("cat train.py").stdout == (REPOSITORY / "train.py").read_text()
 
 
 def test_signals_reach_what_was_started(cluster):

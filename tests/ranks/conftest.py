@@ -44,7 +44,7 @@ def imports_are_collected_once():
 
 # ---- train.main in this process: importing the stack once ----------------------------------------------------------
 @pytest.fixture
-def folder(tmp_path):
+def place(tmp_path):
     """A directory with chats, the same with a broken third line, and a ds_config that contradicts the recipe."""
     chats(tmp_path / "good.jsonl")
     broken(tmp_path / "broken.jsonl")
@@ -77,8 +77,8 @@ def raises(monkeypatch):
 
 
 @pytest.fixture
-def main(folder, no_launcher, monkeypatch):
-    """train.main in `folder` on a host without a GPU; an error after the model was begun fails the test."""
+def main(place, no_launcher, monkeypatch):
+    """train.main in `place` on a host without a GPU; an error after the model was begun fails the test."""
     import torch
 
     import train
@@ -87,7 +87,7 @@ def main(folder, no_launcher, monkeypatch):
     def too_late(error, *_):
         raise AssertionError(f"told only after the model was begun: {error!r}") from error
 
-    monkeypatch.chdir(folder)
+    monkeypatch.chdir(place)
     monkeypatch.setattr(sys, "argv", ["train.py"])
     monkeypatch.setattr(ranks, "fail", too_late)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

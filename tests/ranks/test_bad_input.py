@@ -88,33 +88,30 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistake_is_told_before_the_model_is_built(name, told, folder):
+def test_mistake_is_told_before_the_model_is_built(name, told, place):
     flags, content, words = MISTAKES[name]
     file = f"bad{'.jinja' if 'template' in name else '.yaml' if flags == ON_RECIPE else '.json'}"
     if content is not None:
-        (folder / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+        (place / file).write_bytes(content if isinstance(content, bytes) else content.encode())
     message = told(*(file if flag == "FILE" else flag for flag in flags))
     for word in words:
         assert word.replace("FILE", file) in message
-    assert not (folder / "run").exists()
+    assert not (place / "run").exists()
 
 
-def test_without_a_compiler_there_is_nothing_to_compile_with(told, monkeypatch):
-    monkeypatch.setenv("PATH", "/nowhere")
-    message = told("--torch_compile")
-    assert "flag --torch_compile" in message and "g++" in message
+OWN_ROWS = ["--dataset_name=", "--train_file", "good.jsonl"]
 
 
-def test_a_cache_that_cannot_be_written_is_told(told, monkeypatch):
-    monkeypatch.setenv("BRIGADE_CACHE", "good.jsonl/cache")
-    message = told("--dataset_name=", "--train_file", "good.jsonl")
-    assert "good.jsonl/cache" in message and "Not a directory" in message and "BRIGADE_CACHE" in message
-
-
-def test_a_directory_for_kernels_that_cannot_be_written_is_told(told, monkeypatch, folder):
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(folder / "good.jsonl" / "kernels"))
-    message = told("--dataset_name=", "--train_file", "good.jsonl", "--ds_config", "ds_configs/zero2_offload.json")
-    assert "good.jsonl/kernels" in message and "Not a directory" in message and "TORCH_EXTENSIONS_DIR" in message
+@pytest.mark.parametrize("variable, value, flags, words", [
+    ("PATH", "/nowhere", ["--torch_compile"], ["flag --torch_compile", "g++"]),
+    ("BRIGADE_CACHE", "good.jsonl/cache", OWN_ROWS, ["good.jsonl/cache", "Not a directory", "BRIGADE_CACHE"]),
+    ("TORCH_EXTENSIONS_DIR", "FOLDER/good.jsonl/kernels", [*OWN_ROWS, "--ds_config", "ds_configs/zero2_offload.json"],
+     ["good.jsonl/kernels", "Not a directory", "TORCH_EXTENSIONS_DIR"]),
+], ids=["no compiler", "no cache", "no place for kernels"])  # fmt: skip
+def test_a_variable_that_leads_nowhere_is_told(told, monkeypatch, place, variable, value, flags, words):
+    monkeypatch.setenv(variable, value.replace("FOLDER", str(place)))
+    message = told(*flags)
+    assert all(word in message for word in words), message
 
 
 def test_a_world_size_that_somebody_left_is_told_while_it_waits(main, monkeypatch, capfd):

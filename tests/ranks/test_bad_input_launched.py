@@ -33,27 +33,27 @@ CASES = {  # one mistake of each stage under each launcher; "late": rank 0, whic
         matrix=[(case, launcher) for case in CASES for launcher in CASES[case][1]],
     ),
 )
-def test_one_rank_tells_a_mistake_that_all_make(case, launcher, folder):
+def test_one_rank_tells_a_mistake_that_all_make(case, launcher, place):
     (flags, words), _, fault = CASES[case]
-    ended = train(launcher, folder, *flags, fault=fault)
+    ended = train(launcher, place, *flags, fault=fault)
     assert_one_message(ended, launcher, 0, *words)
-    assert not (folder / "run").exists()
+    assert not (place / "run").exists()
     assert not fault or ended.seconds > 4
 
 
 @pytest.mark.parametrize("launcher", marks.cases(slow=["torchrun"], matrix=["deepspeed", "accelerate"]))
-def test_the_only_rank_that_sees_a_mistake_tells_it(launcher, folder):
-    ended = train(launcher, folder, "--dataset_name=", "--train_file", "good.jsonl", fault="elsewhere")
+def test_the_only_rank_that_sees_a_mistake_tells_it(launcher, place):
+    ended = train(launcher, place, "--dataset_name=", "--train_file", "good.jsonl", fault="elsewhere")
     assert_one_message(ended, launcher, 1, "--train_file", "no data file 'good.jsonl'", "spelling")
-    assert not (folder / "run").exists()
+    assert not (place / "run").exists()
 
 
 @pytest.mark.parametrize(
     "launcher, strategy", marks.cases(("torchrun", "none"), slow=[("deepspeed", "ds_configs/zero2.json")])
 )
-def test_a_fault_in_training_ends_all_ranks_with_one_traceback(launcher, strategy, folder):
+def test_a_fault_in_training_ends_all_ranks_with_one_traceback(launcher, strategy, place):
     flags = [*GOOD, *as_flags(max_steps=30, global_batch_size=4, save_steps=None, eval_steps=None)]
-    ended = train(launcher, folder, *flags, "--ds_config", strategy, fault="step")
+    ended = train(launcher, place, *flags, "--ds_config", strategy, fault="step")
     told = "\n".join(ended.told)
     assert ended.code == 1, ended.stderr
     starts = [n for n, line in enumerate(ended.told) if line.startswith("error on ")]
@@ -63,16 +63,16 @@ def test_a_fault_in_training_ends_all_ranks_with_one_traceback(launcher, strateg
     others = [line for line in ended.told if line.startswith("rank 0 ")]
     assert len(others) <= 1 and all("another rank failed first" in line for line in others), told
     assert len(ended.told) - len(others) <= TRACEBACK_LINES, told
-    assert not (folder / "run" / "success.json").exists()
-    assert ended.at - float((folder / "failed_at").read_text()) < 30
+    assert not (place / "run" / "success.json").exists()
+    assert ended.at - float((place / "failed_at").read_text()) < 30
 
 
 @pytest.mark.parametrize(
     "launcher, strategy",
     marks.cases(slow=[("deepspeed", "ds_configs/zero2.json")], matrix=[("accelerate", "none")]),
 )
-def test_a_rank_that_hangs_is_named_under_launchers_that_know_nothing_of_it(launcher, strategy, folder):
+def test_a_rank_that_hangs_is_named_under_launchers_that_know_nothing_of_it(launcher, strategy, place):
     flags = [*GOOD, *as_flags(max_steps=30, global_batch_size=4, save_steps=None, eval_steps=None, hang_timeout=10)]
-    ended = train(launcher, folder, *flags, "--ds_config", strategy, fault="sleeping-data")
+    ended = train(launcher, place, *flags, "--ds_config", strategy, fault="sleeping-data")
     assert ended.code == 1, ended.stderr
     assert f"error: rank 1 on {HOST} has waited in data loading since step 3; rank 0 waits for it in " in ended.stderr

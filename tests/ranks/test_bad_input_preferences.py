@@ -68,16 +68,16 @@ QUICK = (
 
 
 @pytest.fixture
-def inputs(folder):
+def inputs(place):
     """The rows and models of preferences beside good.jsonl; own.py, broken.py, and a model with one more token."""
-    preferences.write_inputs(folder)
-    runs.write_model(folder / MIXTURE, MIXTURE)
-    (folder / "own.py").write_text(OWN)
-    (folder / "broken.py").write_text("1 / 0")
-    (folder / "wide").mkdir()
-    config = json.loads((folder / MODEL / "config.json").read_text()) | {"vocab_size": 4097}
-    (folder / "wide" / "config.json").write_text(json.dumps(config))
-    return folder
+    preferences.write_inputs(place)
+    runs.write_model(place / MIXTURE, MIXTURE)
+    (place / "own.py").write_text(OWN)
+    (place / "broken.py").write_text("1 / 0")
+    (place / "wide").mkdir()
+    config = json.loads((place / MODEL / "config.json").read_text()) | {"vocab_size": 4097}
+    (place / "wide" / "config.json").write_text(json.dumps(config))
+    return place
 
 
 @pytest.mark.parametrize("name", marks.cases(*QUICK, slow=[name for name in PAIRS if name not in QUICK]))

@@ -133,15 +133,12 @@ def play(pipe, rank, local, how):
     time.sleep(600)
 
 
-@pytest.mark.parametrize(
-    "act, limit, ended, error",
-    [
-        ("dies", 60, "GPU 1: its process was ended by SIGSEGV", "GPU 1: its process was ended by SIGSEGV"),
-        pytest.param("fails", 60, "", "GPU 1: CUDA error: uncorrectable ECC error", marks=pytest.mark.slow),
-        pytest.param("hangs", 60, "GPU 1: it still ran 7 s after GPU 0 had failed", "", marks=pytest.mark.slow),
-        pytest.param("is late", 8, "GPU 1: it did not end within 8 s", "", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("act, limit, ended, error", [
+    ("dies", 60, "GPU 1: its process was ended by SIGSEGV", "GPU 1: its process was ended by SIGSEGV"),
+    pytest.param("fails", 60, "", "GPU 1: CUDA error: uncorrectable ECC error", marks=pytest.mark.slow),
+    pytest.param("hangs", 60, "GPU 1: it still ran 7 s after GPU 0 had failed", "", marks=pytest.mark.slow),
+    pytest.param("is late", 8, "GPU 1: it did not end within 8 s", "", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_who_is_at_fault_and_who_only_waited(monkeypatch, act, limit, ended, error):
     monkeypatch.setattr(collectives, "_tell_rank", play)
     how = collectives.How(2, act, 0, "lo", "nccl", [], 1.0, 2)
@@ -151,16 +148,13 @@ def test_who_is_at_fault_and_who_only_waited(monkeypatch, act, limit, ended, err
     assert not any(worker.process.is_alive() for worker in workers)
 
 
-@pytest.mark.parametrize(
-    "says, ended, error",
-    [
-        ({0: None, 1: "ECC error"}, "", "GPU 1: ECC error"),
-        ({0: "ECC error", 1: None}, "", "GPU 0: ECC error"),
-        ({0: "ECC error", 1: ""}, "", "GPU 0: ECC error"),
-        ({0: "", 1: ""}, "", ""),
-        ({0: "", 1: EOFError}, *["GPU 1: its process is ending and does not end"] * 2),
-    ],
-)
+@pytest.mark.parametrize("says, ended, error", [
+    ({0: None, 1: "ECC error"}, "", "GPU 1: ECC error"),
+    ({0: "ECC error", 1: None}, "", "GPU 0: ECC error"),
+    ({0: "ECC error", 1: ""}, "", "GPU 0: ECC error"),
+    ({0: "", 1: ""}, "", ""),
+    ({0: "", 1: EOFError}, *["GPU 1: its process is ending and does not end"] * 2),
+])  # fmt: skip
 def test_the_first_that_failed_speaks_for_its_host_though_no_process_can_be_ended(monkeypatch, says, ended, error):
     """A GPU that fell off the bus leaves its processes in the kernel, where SIGKILL does not reach them."""
     waiting = []

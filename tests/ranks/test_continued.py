@@ -25,11 +25,6 @@ STRATEGIES = parity.STRATEGIES | {
 CASES = [f"{kind}-{strategy}" for kind, strategies in UNDER.items() for strategy in strategies]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("runs")
-
-
 def second(kind, folder, name, ranks, *flags):
     """A run of three steps more, on adapters that say what they are."""
     words = ["--max_steps", "3", "--optim", "sgd", "--use_peft", "--learning_rate", KINDS[first_of(kind)][1]]

@@ -37,11 +37,6 @@ BY_NAME = {str(case): case for case in [*QUICK, *SLOW, *MATRIX, *ADAPTED, QUANTI
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("distilling")
-
-
-@pytest.fixture(scope="module")
 def logs(folder, asked_for):
     asked = [BY_NAME[name] for name in sorted(asked_for("name") | asked_for("alone") | asked_for("live"))]
     kept = [KEPT[name] for name in sorted(asked_for("live"))]

@@ -24,11 +24,6 @@ def case(what, ranks):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("offload")
-
-
-@pytest.fixture(scope="module")
 def results(folder, asked_for):
     """Losses and norms of one process without FSDP2, and of two ranks with it."""
     return runs.run_each([case(what, ranks) for what in sorted(asked_for("what")) for ranks in (1, 2)], folder)

@@ -139,13 +139,10 @@ HYBRID = [*gpu_lane.PACKING, "--attn_implementation", "sdpa"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "names", "asked", "part"),
-    [
-        ("minimax_m2", ("ddp experts bf16", "fsdp2 experts"), ["--router_bias_update_rate", "0.1"], "router_bias"),
-        ("qwen3_5_text", ("ddp bf16", "zero3 bf16", "fsdp2"), HYBRID, "on_host"),
-    ],
-)
+@pytest.mark.parametrize("model, names, asked, part", [
+    ("minimax_m2", ("ddp experts bf16", "fsdp2 experts"), ["--router_bias_update_rate", "0.1"], "router_bias"),
+    ("qwen3_5_text", ("ddp bf16", "zero3 bf16", "fsdp2"), HYBRID, "on_host"),
+])  # fmt: skip
 def test_what_a_model_needs_besides_waits_for_nothing(model, names, asked, part, tmp_path_factory):
     """Routers' biases, neither where tokens are counted nor where the bias follows them; and layers with a state, which divide
     samples by lengths that the host knows."""

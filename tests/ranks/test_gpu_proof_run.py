@@ -17,13 +17,10 @@ PARTLY = ["machine", "strategies", "shapes", "checkpoints"]
 SURE = ("machine", "strategies", "shapes", "checkpoints", "waits")
 
 
-@pytest.mark.parametrize(
-    ("gpus", "names"),
-    [
-        pytest.param(1, PARTLY, marks=pytest.mark.slow, id="one GPU, four parts"),
-        pytest.param(2, WHOLE, marks=pytest.mark.matrix, id="two GPUs, the whole"),
-    ],
-)
+@pytest.mark.parametrize("gpus, names", [
+    pytest.param(1, PARTLY, marks=pytest.mark.slow, id="one GPU, four parts"),
+    pytest.param(2, WHOLE, marks=pytest.mark.matrix, id="two GPUs, the whole"),
+])  # fmt: skip
 def test_the_proof_on_fake_gpus(gpus, names, tmp_path):
     command = [sys.executable, "-m", "benchmarks.gpu_proof", "--small", "--output", tmp_path, "--only", *names]
     done = run_here(command, 1500, OMP_NUM_THREADS="1", **fake_gpu.environment(gpus))

@@ -47,11 +47,6 @@ def case(name, ranks=1):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("runs")
-
-
-@pytest.fixture(scope="module")
 def results(folder, asked_for):
     """By name, also of the single process that each case is compared with."""
     names = sorted(asked_for("name"))

@@ -34,24 +34,24 @@ from testing.train_command import (
 SHORT = [*GOOD, *as_flags(global_batch_size=2, eval_steps=None, report_to=[])]
 
 
-def test_a_finished_run_says_so_and_a_directory_belongs_to_one_run(folder, main, told, capfd):
+def test_a_finished_run_says_so_and_a_directory_belongs_to_one_run(place, main, told, capfd):
     """The life of an output directory: a run, the same again, another one, --fresh, other data."""
     flags = [*SHORT, "--save_steps", "1"]
-    run = folder / "run"
+    run = place / "run"
     assert main([*flags, "--max_steps", "1", "--output_dir", str(run)]).state.global_step == 1
     assert (run / "success.json").exists()
     contents = {path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
-    again = train("python", folder, *flags, "--max_steps", "1")
+    again = train("python", place, *flags, "--max_steps", "1")
     assert again.code == 0 and not again.stderr, again.stderr
     assert again.stdout == f"This run is finished: {run} (--max_steps above 1 lengthens it, --fresh begins it anew).\n"
 
-    other = train("python", folder, *flags, "--max_steps", "1", "--learning_rate", "2e-3")
+    other = train("python", place, *flags, "--max_steps", "1", "--learning_rate", "2e-3")
     assert_one_message(other, "python", 0, str(run), "training.learning_rate is 0.003 there and 0.002 here", "--fresh")
 
     assert main([*flags, "--max_steps", "2", "--output_dir", str(run), "--fresh"]).state.global_step == 2
     assert json.loads((run / "success.json").read_text())["steps"] == 2
-    aside = folder / "run.old-1"
+    aside = place / "run.old-1"
     said = " ".join(capfd.readouterr().out.split())
     assert f"to {aside}" in said and "20 steps of warm-up" in said
     assert {path.relative_to(aside): path.read_bytes() for path in aside.rglob("*") if path.is_file()} == contents
@@ -63,26 +63,26 @@ def test_a_finished_run_says_so_and_a_directory_belongs_to_one_run(folder, main,
     assert "run/stop\n" in message and "remove it, and start again" in message
     (run / "stop").unlink()
 
-    letters = folder / "letters"  # nobody's run
+    letters = place / "letters"  # nobody's run
     letters.mkdir()
     (letters / "mine.txt").write_text("dear")
     message = told(*flags, "--max_steps", "2", "--output_dir", str(letters), "--fresh")
     assert "no run.yaml" in message and [path.name for path in letters.iterdir()] == ["mine.txt"]
 
-    chats(folder / "good.jsonl", count=41)
+    chats(place / "good.jsonl", count=41)
     capfd.readouterr()
     message = told(*flags, "--max_steps", "2")
     assert "run.yaml" in message and "data or the tokenizer changed" in message and "--fresh" in message
 
 
-def stopped(launcher: str, number: int, folder: Path, *flags: str) -> Ended:
+def stopped(launcher: str, number: int, place: Path, *flags: str) -> Ended:
     """How train.py ends on a signal after its third step: Ctrl-C reaches all processes of a terminal, SIGTERM the first."""
-    out, err = folder / "out.txt", folder / "err.txt"
+    out, err = place / "out.txt", place / "err.txt"
     command = [*launched(launcher), str(REPOSITORY / "train.py"), *flags]
     with nothing_left(patience=10) as mark, out.open("w") as stdout, err.open("w") as stderr:
         environment = os.environ | {"BRIGADE_TEST_MARK": mark, "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=stdout, stderr=stderr, start_new_session=True
+            command, cwd=place, env=environment, stdout=stdout, stderr=stderr, start_new_session=True
         )
         deadline = time.monotonic() + 200
         while "\nstep 3/" not in out.read_text():
@@ -96,13 +96,13 @@ def stopped(launcher: str, number: int, folder: Path, *flags: str) -> Ended:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher, number", [("python", signal.SIGINT), ("torchrun", signal.SIGTERM)])
-def test_a_run_that_is_stopped_says_where_it_stands_and_how_to_go_on(launcher, number, folder):
+def test_a_run_that_is_stopped_says_where_it_stands_and_how_to_go_on(launcher, number, place):
     """And while it trains, its log is one of plain lines with the times that a terminal's bar would show."""
     often = as_flags(max_steps=100000, save_steps=2, logging_steps=1, dataloader_num_workers=2, output_dir="run")
     flags = [*SHORT, *often, "--fresh"]
     if launcher == "python":  # a stream has one more process that reads data
-        flags += ["--streaming", "--validation_file", str(chats(folder / "held_out.jsonl", 5))]
-    ended = stopped(launcher, number, folder, *flags)
+        flags += ["--streaming", "--validation_file", str(chats(place / "held_out.jsonl", 5))]
+    ended = stopped(launcher, number, place, *flags)
     by = "Ctrl-C" if number == signal.SIGINT else r"SIGTERM to rank \d"
     said, _, launchers = ended.stderr.partition("Traceback")  # torchrun's own
     told = [line for line in said.splitlines() if line and not re.search(r"^[WE]\d{4} | is waiting for ", line)]
@@ -112,7 +112,7 @@ def test_a_run_that_is_stopped_says_where_it_stands_and_how_to_go_on(launcher, n
         rf"Stopped by {by} at step (\d+) of 100000\. The same command without --fresh continues from run/checkpoint-\1\.",
         told[-1],
     ), ended.stderr
-    stopped_at = json.loads((folder / "run/stopped.json").read_text())["checkpoint"]
+    stopped_at = json.loads((place / "run/stopped.json").read_text())["checkpoint"]
     assert stopped_at == told[-1].rpartition("/")[2].rstrip(".")
     assert ended.code == (-number if launcher == "python" else 1), ended.stderr
     assert ended.stderr.count("Stopped by") == ended.stderr.count("Traceback") + (launcher == "python") == 1
@@ -123,13 +123,13 @@ def test_a_run_that_is_stopped_says_where_it_stands_and_how_to_go_on(launcher, n
     )
 
 
-def test_a_disk_that_fills_while_a_checkpoint_is_saved_leaves_the_one_before(folder, main, monkeypatch, capfd):
+def test_a_disk_that_fills_while_a_checkpoint_is_saved_leaves_the_one_before(place, main, monkeypatch, capfd):
     """torch's own writer, on a full disk; its error says "unexpected pos" and nothing of disks."""
     import torch
 
     import brigade.train.distributed.ranks
 
-    flags = [*SHORT, *as_flags(max_steps=3, save_steps=1, save_total_limit=1, output_dir=str(folder / "run"))]
+    flags = [*SHORT, *as_flags(max_steps=3, save_steps=1, save_total_limit=1, output_dir=str(place / "run"))]
     save, optimizers = torch.save, itertools.count(1)
 
     def save_on_a_disk_that_fills(what, file, **how):
@@ -143,12 +143,12 @@ def test_a_disk_that_fills_while_a_checkpoint_is_saved_leaves_the_one_before(fol
         with pytest.raises(SystemExit) as left:
             main(flags)
     told = capfd.readouterr().err.splitlines()[-3:]
-    assert left.value.code == 2 and told[0].endswith(f": {folder / 'run'}"), told
+    assert left.value.code == 2 and told[0].endswith(f": {place / 'run'}"), told
     assert "bytes are free there" in told[1] and told[2].startswith("  cure: ") and "--output_dir" in told[2], told
-    assert sorted(path.name for path in (folder / "run").glob("checkpoint-*")) == ["checkpoint-1"]
+    assert sorted(path.name for path in (place / "run").glob("checkpoint-*")) == ["checkpoint-1"]
 
     trainer = main(flags)
-    assert trainer.state.global_step == 3 and (folder / "run" / "success.json").is_file()
+    assert trainer.state.global_step == 3 and (place / "run" / "success.json").is_file()
     assert "checkpoint-1" in capfd.readouterr().out
 
 
@@ -158,15 +158,15 @@ class StopsAtOnce(TrainerCallback):
 
 
 @pytest.mark.slow
-def test_ranks_end_with_their_launcher_and_one_run_has_a_directory(folder, main, told):
+def test_ranks_end_with_their_launcher_and_one_run_has_a_directory(place, main, told):
     """torchrun is killed: its ranks, of which it is not told, must not train on beside the rerun."""
     flags = [*SHORT, *as_flags(max_steps=100000, save_steps=10)]
-    run = folder / "run"
+    run = place / "run"
     command = [*launched("torchrun"), str(REPOSITORY / "train.py"), *flags, "--output_dir", str(run)]
     with nothing_left(patience=10) as mark:
         environment = os.environ | {"BRIGADE_TEST_MARK": mark, "OMP_NUM_THREADS": "1"}
         null = subprocess.DEVNULL
-        launcher = subprocess.Popen(command, cwd=folder, env=environment, stdout=null, stderr=null)
+        launcher = subprocess.Popen(command, cwd=place, env=environment, stdout=null, stderr=null)
         deadline = time.monotonic() + 200
         while not (run / "checkpoint-10" / "brigade.json").exists() and not list(run.glob("checkpoint-??0")):
             assert time.monotonic() < deadline and launcher.poll() is None
@@ -182,4 +182,4 @@ def test_ranks_end_with_their_launcher_and_one_run_has_a_directory(folder, main,
         wait_until(lambda: other_owner.holder(run / owner.FILE) is None, seconds=10)
     trainer = main([*flags, "--output_dir", str(run)], callbacks=(StopsAtOnce(),))
     assert trainer.state.global_step > 10 and (run / "success.json").exists()
-    assert not (run / ".owner").exists() and not (folder / "run.old-1").exists()
+    assert not (run / ".owner").exists() and not (place / "run.old-1").exists()

@@ -10,11 +10,6 @@ CHEAPEST, DAMAGED = axes_experts.PARITY[0], "damaged"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("experts")
-
-
-@pytest.fixture(scope="module")
 def results(folder, asked_for):
     """By name, also of the single process that each case is compared with."""
     names = asked_for("name")

@@ -75,11 +75,6 @@ def alone(case):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("images")
-
-
-@pytest.fixture(scope="module")
 def logs(folder, asked_for):
     """What each case logged that a selected test asks for, and those that adapters are compared with."""
     wanted = [BY_NAME[name] for name in sorted(asked_for("name") | asked_for("adapted"))]

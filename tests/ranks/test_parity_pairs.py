@@ -10,11 +10,6 @@ DAMAGED = axes_pairs.case(axes_pairs.PIPELINE, "zero1", 2, name="damaged", damag
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("pairs")
-
-
-@pytest.fixture(scope="module")
 def results(folder, asked_for):
     return runs.run_each([(CASES | {"damaged": DAMAGED})[name] for name in asked_for("name")], folder)
 

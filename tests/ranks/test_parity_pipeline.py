@@ -27,11 +27,6 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("pipelines")
-
-
-@pytest.fixture(scope="module")
 def results(folder, asked_for):
     """By name; a reference has its kind's name."""
     names = asked_for("name")

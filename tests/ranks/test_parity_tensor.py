@@ -34,11 +34,6 @@ def variant(name):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("tensor")
-
-
-@pytest.fixture(scope="module")
 def results(folder, asked_for):
     """By name, also of the single process that each case is compared with."""
     names = asked_for("name")

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from brigade.__main__ import main
 from brigade.errors import UserError
 from brigade.lint.linter import lint
+from brigade.train.data import builtin
 from brigade.train.recipe import flags
 from brigade.train.strategy import Strategy, choose
 from testing.ranks import REPOSITORY
@@ -44,10 +45,38 @@ def digests(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
+def tokenizer():
+    """The built-in one."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(builtin.TOKENIZER)
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    """Of each family, as its models have it."""
+    from testing.dialogues import tokenizers_of_families
+
+    return tokenizers_of_families()
+
+
+@pytest.fixture(scope="module")
 def cache_of_the_file(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BRIGADE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def prints(capsys):
+    """prints(0, "lint", "--rules"): what the command writes, on stderr where it ends with 2. It must end with this code."""
+
+    def call(code, *words) -> str:
+        assert main([*map(str, words)]) == code
+        out, err = capsys.readouterr()
+        return err if code == 2 else out
+
+    return call
 
 
 @pytest.fixture
@@ -111,10 +140,10 @@ def pick_config(pick, write_json):
 
 
 @pytest.fixture
-def mistake():
-    """mistake(function, *arguments): the message of the UserError that the call must raise, held to its form."""
+def user_error():
+    """user_error(function, *arguments): the UserError that the call must raise, held to its form."""
 
-    def call(function, *arguments, **named) -> str:
+    def call(function, *arguments, **named) -> UserError:
         with pytest.raises(UserError) as caught:
             function(*arguments, **named)
         message = str(caught.value)
@@ -122,9 +151,15 @@ def mistake():
         assert len(lines) <= 4 and lines[0].startswith("error: ") and lines[-1].startswith("  cure: "), message
         assert all(line.partition(": ")[2] if ": " in line else line.strip() for line in lines), message
         assert all(len(line) < 1000 for line in lines), message
-        return message
+        return caught.value
 
     return call
+
+
+@pytest.fixture
+def mistake(user_error):
+    """mistake(function, *arguments): the message of the UserError that the call must raise."""
+    return lambda function, *arguments, **named: str(user_error(function, *arguments, **named))
 
 
 @pytest.fixture

@@ -203,12 +203,9 @@ def test_hsdp_sizes_must_make_up_the_world(pick, mistake, replicate, shard, size
     assert pick("--rehearse", size=size, cluster={"accelerate_config": hsdp(replicate, shard)}).kind == "hsdp"
 
 
-@pytest.mark.parametrize("key", ["cp_size"])
-def test_other_meshes_are_refused(pick, mistake, key):
-    mesh = {f"parallelism_config_{key}": 2}
-    assert f"parallelism_config_{key}" in mistake(
-        pick, cluster={"accelerate_config": {**FSDP2, "parallelism_config": mesh}}
-    )
+def test_other_meshes_are_refused(pick, mistake):
+    document = {**FSDP2, "parallelism_config": {"parallelism_config_cp_size": 2}}
+    assert "parallelism_config_cp_size" in mistake(pick, cluster={"accelerate_config": document})
 
 
 @pytest.mark.parametrize("kind", [

@@ -102,10 +102,9 @@ def test_varlen_is_refused_where_it_would_compute_something_else(family, lacking
     assert "flag --attn_implementation" in message and lacking in message and "auto" in message
 
 
-@pytest.mark.parametrize(
-    "named, package",
-    [("flash_attention_2", "install flash-attn (docs/containers.md"), ("flash_attention_3", "flash-attn-3 (docs/")],
-)
+@pytest.mark.parametrize("named, package", [
+    ("flash_attention_2", "install flash-attn (docs/containers.md"), ("flash_attention_3", "flash-attn-3 (docs/"),
+])  # fmt: skip
 def test_what_is_not_installed_is_told_by_its_own_name(load, flash, mistake, monkeypatch, named, package):
     monkeypatch.setattr("transformers.utils.is_flash_attn_3_available", lambda *_, **__: False)
     for name, value in (("is_available", True), ("device_count", 8), ("is_bf16_supported", True)):

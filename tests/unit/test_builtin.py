@@ -6,7 +6,6 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
 from brigade.train.data import builtin, layout
 
@@ -25,11 +24,6 @@ def chats():
         return [json.loads(line)["messages"] for line in path.read_text(encoding="utf-8").splitlines()]
 
     return read(builtin.TRAIN), read(builtin.HELDOUT)
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(builtin.TOKENIZER)
 
 
 def names(chats):

@@ -17,7 +17,7 @@ from brigade.train.distributed import ranks
 from brigade.train.host.cluster import World
 from brigade.train.recipe.batch import batch_arithmetic
 from brigade.train.recipe.files import REPOSITORY
-from brigade.train.recipe.schema import BY_MEMORY, identity
+from brigade.train.recipe.schema import BY_MEMORY, BY_PROOF, identity
 from brigade.train.run.directory import Opened, open_directory
 from brigade.train.run.offers import Offers
 from brigade.train.step.memory import common, settle_memory
@@ -55,7 +55,7 @@ def test_the_identity_is_what_was_decided(load):
         assert identity(open_.before_proofs, ["ddp"]) == identity(settings.before_proofs, ["ddp"])
 
 
-@pytest.mark.parametrize("key", BY_MEMORY)
+@pytest.mark.parametrize("key", [*BY_MEMORY, *BY_PROOF])
 def test_another_word_is_a_mistake_that_names_auto(load, key, mistake):
     assert "'auto'" in mistake(load, f"--{key}", "automatic")
 

@@ -6,13 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from brigade.__main__ import main
 from brigade.chat import command
 from brigade.chat.answer import Answering, Streamer
 from brigade.chat.conversation import Conversation
-from brigade.train.data import builtin
 from brigade.train.data.encode import LoadedEncoder
 from brigade.train.data.tokenise import encoder_of
 from brigade.train.recipe.files import REPOSITORY
@@ -22,11 +21,6 @@ from brigade.train.run.success import SUCCESS
 
 NO_SYSTEM = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
 NO_SYSTEM += "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(builtin.TOKENIZER)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import re
 import pytest
 import yaml
 
-from brigade.__main__ import main
 from brigade.check import collectives, pairs, sweep, waiting
 from brigade.check.checks import Wanted
 from brigade.check.collectives import Sweep, floor, judged_inside, judged_sweep
@@ -178,14 +177,12 @@ def test_nothing_is_written_of_what_no_gpu_measured(tmp_path, mistake):
     assert not (tmp_path / "file").exists()
 
 
-def test_calibrate_needs_a_measurement_and_a_file(tmp_path, monkeypatch, capsys):
+def test_calibrate_needs_a_measurement_and_a_file(tmp_path, monkeypatch, prints):
     (tmp_path / "hosts").write_text("a slots=1\nb slots=1\n")
     words = ["check", "--hostfile", str(tmp_path / "hosts"), "--calibrate"]
-    assert main([*words, "--quick"]) == 2
-    assert "--quick measures no bandwidth" in capsys.readouterr().err
+    assert "--quick measures no bandwidth" in prints(2, *words, "--quick")
     monkeypatch.setenv("BRIGADE_CALIBRATION", "")
-    assert main(words) == 2
-    assert "there is no file to keep factors in" in capsys.readouterr().err
+    assert "there is no file to keep factors in" in prints(2, *words)
 
 
 def test_all_checks_of_the_network_say_what_they_read():

@@ -81,10 +81,9 @@ def test_a_baseline_says_what_it_does_not_compare(tmp_path):
     assert result_file.compared(was, now) == "1 row compared; 1 were not checked now (clock); 1 are new (ports)"
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [(None, "cannot be read"), ("{", "Invalid JSON"), ('{"format": 1}', "Field required"), (b"\xff\xfe", "not text")],
-)
+@pytest.mark.parametrize("text, says", [
+    (None, "cannot be read"), ("{", "Invalid JSON"), ('{"format": 1}', "Field required"), (b"\xff\xfe", "not text"),
+])  # fmt: skip
 def test_a_baseline_that_is_none_is_named(tmp_path, text, says):
     path = tmp_path / "old.json"
     if text is not None:

@@ -20,13 +20,11 @@ LEVEL = {"fault": 3, "_finding": 2}  # how many arguments by place there are whe
 NOT_IN_TESTBED = {
     "unit/security/test_store.py": ("other users",),
     "unit/test_check_same.py": ("imports", "CUDA libraries", "driver", "CUDA libraries as loaded", "system"),
-    "unit/test_check_gpus.py": ("gpu memory errors", "gpu clocks"),
-    "unit/test_check_xids.py": ("gpu Xid errors",),
-    "unit/test_check_resources.py": ("cores", "memory", "locked memory"),
+    "unit/test_check_gpus.py": ("gpu memory errors", "gpu clocks", "gpu Xid errors"),
+    "unit/test_check_resources.py": ("cores", "memory", "locked memory", "kernels", "all kernels"),
     "unit/test_check_storage.py": ("write and read",),
     "unit/test_check_network.py": ("every pair", "pairs by NCCL"),
     "unit/test_check_bandwidth.py": ("collectives", "GPUs of a host", "waiting"),
-    "unit/test_check_kernels.py": ("kernels", "all kernels"),
     "cluster/test_preflight.py": ("dress rehearsal",),
 }
 AS_ANOTHER = {"every pair": "pairs", "pairs by NCCL": "pairs", "all kernels": "kernels"}  # whose rows it has

@@ -38,15 +38,14 @@ def test_of_many_hosts_a_sample_of_rounds_in_which_each_has_other_partners():
 
 
 @pytest.mark.parametrize(("hosts", "rounds", "widest"), [(64, 63, 160), (1000, 63, 160)])
-def test_dry_run_says_what_would_be_done_and_starts_nothing(tmp_path, monkeypatch, capsys, hosts, rounds, widest):
+def test_dry_run_says_what_would_be_done_and_starts_nothing(tmp_path, monkeypatch, prints, hosts, rounds, widest):
     (tmp_path / "hosts").write_text("".join(f"node{number} slots=8\n" for number in range(1, hosts + 1)))
 
     def none_may_start(*words, **options):
         raise AssertionError(f"started {words}")
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", none_may_start)
-    assert main(["check", "--hostfile", str(tmp_path / "hosts"), "--full", "--dry-run"]) == 0
-    said = capsys.readouterr().out
+    said = prints(0, "check", "--hostfile", str(tmp_path / "hosts"), "--full", "--dry-run")
     assert f"{hosts:,} hosts, {8 * hosts:,} ranks, full: nothing was started" in said
     assert re.search(rf"every pair +│ +{rounds} │ +{hosts // 2 * rounds * 2 * sweep.STREAMS:,} │", said)
     assert f"({hosts // 2} pairs at the same time)" in said
@@ -73,19 +72,17 @@ def test_the_work_of_a_dry_run_grows_with_the_hosts_and_not_with_their_pairs(tmp
     assert many - more == pytest.approx(2 * (more - few), rel=0.1)
 
 
-def test_dry_run_of_two_hosts_without_gpus_speaks_of_gloo(tmp_path, capsys):
+def test_dry_run_of_two_hosts_without_gpus_speaks_of_gloo(tmp_path, prints):
     (tmp_path / "hosts").write_text("a slots=1\nb slots=1\n")
-    assert main(["check", "--hostfile", str(tmp_path / "hosts"), "--dry-run"]) == 0
-    said = capsys.readouterr().out
+    said = prints(0, "check", "--hostfile", str(tmp_path / "hosts"), "--dry-run")
     assert re.search(r"collectives +│ +16 │ +1 │ 64 KiB to 64 MiB, gloo", said)
     assert "every pair" not in said
 
 
 @pytest.mark.parametrize("slots", [1, 8])
-def test_dry_run_of_one_host_has_no_pairs(tmp_path, capsys, slots):
+def test_dry_run_of_one_host_has_no_pairs(tmp_path, prints, slots):
     (tmp_path / "hosts").write_text(f"a slots={slots}\n")
-    assert main(["check", "--hostfile", str(tmp_path / "hosts"), "--full", "--dry-run"]) == 0
-    said = capsys.readouterr().out
+    said = prints(0, "check", "--hostfile", str(tmp_path / "hosts"), "--full", "--dry-run")
     assert "one host: there are no pairs" in said
     assert ("GPUs of a host" in said) == (slots > 1)
     assert re.search(r"all checks: about [\d,]+ s; at most [\d,]+ s", said)

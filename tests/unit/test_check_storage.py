@@ -34,10 +34,9 @@ def levels(found):
 
 
 # ---- clocks ------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("offset", "level"),
-    [(0, "green"), (0.3, "green"), (0.8, "yellow"), (61, "red"), (-61, "red"), (86400 * 365, "red")],
-)
+@pytest.mark.parametrize("offset, level", [
+    (0, "green"), (0.3, "green"), (0.8, "yellow"), (61, "red"), (-61, "red"), (86400 * 365, "red"),
+])  # fmt: skip
 def test_a_clock_that_is_off_is_named(offset, level):
     now = time.time()
     facts = {"node1": {"time": now}, "node2": {"time": now + offset}, "node3": {"time": now}}
@@ -162,10 +161,9 @@ def test_the_room_that_is_needed_is_the_planners_of_this_recipe(free, level):
     assert levels(rooms(output=free * GIB, recipe="recipes/qwen3-8b/full-low-memory.yaml"))[1] == level
 
 
-@pytest.mark.parametrize(
-    ("there", "output", "level"),
-    [(0, 200, "red"), (1, 90, "red"), (1, 200, "yellow"), (1, 330, "green"), (3, 110, "green"), (9, 110, "green")],
-)
+@pytest.mark.parametrize("there, output, level", [
+    (0, 200, "red"), (1, 90, "red"), (1, 200, "yellow"), (1, 330, "green"), (3, 110, "green"), (9, 110, "green"),
+])  # fmt: skip
 def test_a_checkpoint_that_lies_there_has_its_room(there, output, level):
     """One of 107 GiB is there: the same command, started again, has to fit one more."""
     found = rooms(output=output * GIB, recipe="recipes/qwen3-8b/full-low-memory.yaml", there=there)

@@ -1,14 +1,16 @@
-"""Who started us, and the hostfile's grammar."""
+"""Who started us, the hostfile's grammar, and that each file in hostfiles/ is what its name says."""
 
 import socket
 
 import pytest
+from deepspeed.launcher.runner import fetch_hostfile
 from hypothesis import given
 from hypothesis import strategies as st
 
 from brigade.errors import UserError
 from brigade.train.host.cluster import World, world_from_environment
 from brigade.train.recipe.hostfile import read_hostfile
+from testing.shipped import shipped
 
 # What each launcher puts into the environment of rank 5 of 8 on two hosts (seen with torch 2.13, DeepSpeed 0.19.8,
 # Accelerate 1.15). accelerate launch starts torchrun's elastic agent.
@@ -66,11 +68,6 @@ names = st.from_regex(r"[a-z0-9]([a-z0-9.\-]{0,12}[a-z0-9])?", fullmatch=True)
 hosts = st.dictionaries(names, st.integers(1, 64), min_size=1, max_size=8)
 space = st.sampled_from([" ", "  ", "\t", " \t "])
 noise = st.sampled_from(["", "   ", "# a comment", "  # node9 slots=8", "#node1 slots=1"])
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("hosts")
 
 
 @given(hosts, st.data())
@@ -147,3 +144,24 @@ def test_missing_and_empty_files(tmp_path, mistake):
     assert str(tmp_path / "nowhere") in mistake(read_hostfile, tmp_path / "nowhere")
     (tmp_path / "empty").write_text("# nothing\n\n")
     assert "names no host" in mistake(read_hostfile, tmp_path / "empty")
+
+
+# ---- the files of hostfiles/ -----------------------------------------------------------------------------------------
+HOSTFILES = shipped("hostfiles/*")
+
+
+def test_the_usual_sizes_are_there():
+    assert {path.name for path in HOSTFILES} >= {"1x8", "2x8", "4x8", "16x8"}
+
+
+@pytest.mark.parametrize("path", HOSTFILES, ids=lambda path: path.name)
+def test_hostfile_is_as_named(path):
+    hosts, slots = map(int, path.name.split("x"))
+    names = [f"node{number}" for number in range(1, hosts + 1)] if hosts > 1 else ["localhost"]  # which needs no ssh
+    assert fetch_hostfile(str(path)) == dict.fromkeys(names, slots)
+
+
+@pytest.mark.parametrize("path", HOSTFILES, ids=lambda path: path.name)
+def test_comments_stand_on_lines_of_their_own(path):
+    # DeepSpeed's pattern has no end anchor: "node1 slots=8 # spare" and "node1 slots=8x" are taken as 8 slots without a word
+    assert all(line.startswith("#") or "#" not in line for line in path.read_text().splitlines())

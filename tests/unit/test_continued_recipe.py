@@ -165,10 +165,9 @@ def test_the_revision_of_the_base_is_that_of_its_adapters(damaged):
     (["--adapter_name_or_path", "other"], {}, ["adapter_name_or_path names others"]),
     ([], {"base_model_name_or_path": None}, ["a model that they do not name", "set adapter_name_or_path"]),
 ])  # fmt: skip
-def test_adapters_in_place_of_a_model_that_cannot_be_gone_on_with(words, change, said, damaged):
-    with pytest.raises(UserError) as told:
-        settings_of(damaged(**change), *words)
-    assert all(word in str(told.value) for word in ("flag --model_name_or_path", *said)), told.value
+def test_adapters_in_place_of_a_model_that_cannot_be_gone_on_with(words, change, said, damaged, user_error):
+    told = user_error(settings_of, damaged(**change), *words)
+    assert all(word in str(told) for word in ("flag --model_name_or_path", *said)), told
 
 
 def test_adapters_as_the_reference_are_told_to_be_merged(damaged, mistake):

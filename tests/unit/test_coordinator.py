@@ -133,17 +133,11 @@ def test_a_line_that_breaks_for_a_moment_costs_nothing(three, clock):
     assert all(each.members == [0, 1, 2] for each in replicas)
 
 
-def test_silence_is_an_end_too(three, clock):
+def test_silence_is_an_end_too_and_who_comes_back_from_it_has_to_begin_anew(three, clock):
     meeting, replicas = three
     is_silent(replicas[2], replicas, meeting, clock)
     all_say(meeting, replicas[:2], 1)
     assert replicas[0].members == [0, 1] and not replicas[2].open
-
-
-def test_who_was_silent_and_comes_back_has_to_begin_anew(three, clock):
-    meeting, replicas = three
-    is_silent(replicas[2], replicas, meeting, clock)
-    all_say(meeting, replicas[:2], 1)
     replicas[2].hello(meeting)
     assert "refused" in replicas[2].got[-1]
 

@@ -1,4 +1,5 @@
-"""Threads of a rank's work on the CPU: a launcher's 1 is raised, a user's own number stays."""
+"""Threads of a rank's work on the CPU: a launcher's 1 is raised, a user's own number stays. Variables that are read once are set
+before anything has read them."""
 
 import os
 import subprocess
@@ -8,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from brigade.train.distributed import read_once
+from brigade.train.distributed.torch_build import Build
 from brigade.train.host import control_groups, cpu_threads
-from brigade.train.host.cluster import world_from_environment
+from brigade.train.host.cluster import World, world_from_environment
 from brigade.train.step import environment as loop_environment
 from brigade.train.strategy import Strategy
 from testing.ranks import REPOSITORY
@@ -108,10 +111,9 @@ def test_threads_change_no_bit_of_an_offloaded_step(way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "launcher",
-    [["torchrun"], ["accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0"]],
-)
+@pytest.mark.parametrize("launcher", [
+    ["torchrun"], ["accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0"],
+])  # fmt: skip
 @pytest.mark.parametrize("number", [None, "1"])
 def test_the_launchers_themselves_set_the_number_as_is_assumed(launcher, number, tmp_path):
     """torch/distributed/run.py: config_from_args; accelerate/commands/launch.py: _validate_launch_command"""
@@ -126,3 +128,46 @@ def test_the_launchers_themselves_set_the_number_as_is_assumed(launcher, number,
     command = [program, *launcher[1:], *ranks, str(tmp_path / "rank.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert sorted(done.stdout.splitlines()) == [f"1 {number == '1'}"] * 2, done.stderr
+
+
+# ---- variables that are read once ------------------------------------------------------------------------------------
+GROW = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+HF = {"HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+
+
+@pytest.fixture
+def prepared(monkeypatch, tmp_path):
+    """prepared(rank, kernel, hip, cuda_has_started, **environment): the variables of a rank after that."""
+
+    def make(rank=0, kernel="6.8.0-generic", hip=None, started=False, **environment):
+        (tmp_path / "osrelease").write_text(f"{kernel}\n")
+        monkeypatch.setattr(read_once, "KERNEL", tmp_path / "osrelease")
+        monkeypatch.setattr(read_once.torch_build, "read", lambda: Build(None if hip else "13.0", hip))
+        monkeypatch.setattr(sys.modules["torch"].cuda, "is_initialized", lambda: started)
+        monkeypatch.setattr(os, "environ", dict(environment))
+        read_once.set_variables(World(rank, rank, 2, 2, "host", "torchrun"))
+        return dict(os.environ)
+
+    return make
+
+
+@pytest.mark.parametrize("given, set_then", [
+    ({}, GROW),
+    ({"rank": 1}, GROW | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}),
+    *(({name: own}, {name: own}) for name in read_once.ALLOCATOR for own in ("max_split_size_mb:128", "")),
+    ({"kernel": "5.15.167.4-microsoft-standard-WSL2"}, {}),  # the first allocation would fail
+    ({"hip": "7.2.0"}, {}),
+    ({"started": True}, {}),  # too late: the table of the run would be wrong
+])  # fmt: skip
+def test_memory_is_taken_in_segments_that_grow_unless_they_cannot_or_the_user_says_otherwise(prepared, given, set_then):
+    assert prepared(**given) == HF | set_then
+
+
+def test_nothing_has_read_them_by_then():
+    """Rank 1 showed a bar of each download: Transformers, and with it the Hub's library, had been imported before."""
+    read_by = ["torch", "transformers", "huggingface_hub", "datasets", "deepspeed", "accelerate", "numpy"]
+    code = f"import train, sys; print([name for name in {read_by} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+    story = (REPOSITORY / "train.py").read_text().partition("def main(")[2]
+    assert 0 < story.index("read_once.set_variables(world)") < story.index("ranks.agreed(world)")

@@ -317,12 +317,12 @@ def test_an_old_driver_under_which_torch_sees_gpus_stops_nothing():
     assert red.level == "red" and silent.level != "red"
 
 
-@pytest.mark.parametrize(
-    "environment", [{"DS_ACCELERATOR": "cpu"}, {"ACCELERATE_USE_CPU": "1"}, {"CUDA_VISIBLE_DEVICES": "-1"}]
-)
-def test_a_run_on_cpus_asks_for_no_driver(environment):
+@pytest.mark.parametrize("gpus, environment", [
+    (8, {"DS_ACCELERATOR": "cpu"}), (8, {"ACCELERATE_USE_CPU": "1"}), (8, {"CUDA_VISIBLE_DEVICES": "-1"}), (0, {}),
+])  # fmt: skip
+def test_a_run_on_cpus_and_hosts_without_gpus_have_no_row_of_their_driver(gpus, environment):
     with pytest.raises(NotHere):
-        rows(OLD, **environment)
+        rows(OLD, gpus=gpus, **environment)
 
 
 @pytest.mark.parametrize(
@@ -330,11 +330,6 @@ def test_a_run_on_cpus_asks_for_no_driver(environment):
 )
 def test_gpus_that_are_hidden_count_as_none(visible, count):
     assert usable_gpus(8, visible) == count
-
-
-def test_hosts_without_gpus_have_no_row_of_their_driver():
-    with pytest.raises(NotHere):
-        rows(OLD, gpus=0)
 
 
 # ---- models that a strategy does not train -------------------------------------------------------------------------

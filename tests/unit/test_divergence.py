@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.distributions import Categorical, kl_divergence
 
-from brigade.errors import UserError
 from brigade.train.data.store import IGNORED
 from brigade.train.loss import distillation, divergence
 from brigade.train.loss.divergence import Options
@@ -81,7 +80,7 @@ def swap(folder, one, other):
     file.write_text(json.dumps(document))
 
 
-def test_a_teacher_with_other_tokens_is_refused_by_one_of_them(models):
+def test_a_teacher_with_other_tokens_is_refused_by_one_of_them(models, user_error):
     own = ["--model_name_or_path", str(models / "llama"), "--tokenizer_name_or_path", str(models / "llama")]
     teacher = ["--from_scratch", "false", "--objective", "distill", "--teacher", str(models / "other")]
     settings = flags.load([*own, *teacher, "--max_length", "64"])
@@ -89,8 +88,7 @@ def test_a_teacher_with_other_tokens_is_refused_by_one_of_them(models):
     configs = load_config(settings), load_config(named)
     distillation._check_tokens(settings, named, *configs)
     swap(models / "other", "the", "def")
-    with pytest.raises(UserError) as caught:
-        distillation._check_tokens(settings, named, *configs)
-    assert caught.value.place == "flag --teacher"
-    assert caught.value.problem.startswith("2 tokens differ: ")
-    assert "let the teacher answer, and train with objective: sft on its answers" in caught.value.cure
+    caught = user_error(distillation._check_tokens, settings, named, *configs)
+    assert caught.place == "flag --teacher"
+    assert caught.problem.startswith("2 tokens differ: ")
+    assert "let the teacher answer, and train with objective: sft on its answers" in caught.cure

@@ -11,7 +11,6 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 from torch.distributed.checkpoint.api import CheckpointException
 
-from brigade.errors import UserError
 from brigade.errors.disk import of_disk, writing
 from brigade.train.host import cache
 
@@ -57,14 +56,13 @@ def test_other_errors_stay_what_they_are(error, tmp_path):
         raise error
 
 
-def test_a_cache_that_fills_is_named_and_swept(tmp_path):
+def test_a_cache_that_fills_is_named_and_swept(tmp_path, user_error):
     def build(aside):
         (aside / "part").write_text("x")
         numpy_writes()
 
-    with pytest.raises(UserError) as told:
-        cache.once(tmp_path / "prepared" / "data", build)
-    assert told.value.place == str(tmp_path / "prepared") and "BRIGADE_CACHE" in told.value.cure
+    told = user_error(cache.once, tmp_path / "prepared" / "data", build)
+    assert told.place == str(tmp_path / "prepared") and "BRIGADE_CACHE" in told.cure
     assert not [path for path in (tmp_path / "prepared").iterdir() if path.is_dir()]
 
 

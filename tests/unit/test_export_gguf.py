@@ -7,9 +7,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from brigade.__main__ import main
 from brigade.export import gguf, gguf_tokenizer
-from brigade.train.data import builtin
 from brigade.train.data.layout import TEMPLATES
 from brigade.train.data.probes import PROBES
 from brigade.train.model import gguf_file, pre_tokenizers
@@ -18,13 +16,6 @@ from brigade.train.run.success import SUCCESS
 from testing import gguf_models
 
 TEXTS = ["Hello  it's 2026\n\n x", "<|im_start|>user\nFüße 東京 🙂<|im_end|>", "\t12.5 %"]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(builtin.TOKENIZER)
 
 
 @pytest.mark.parametrize("name", gguf_models.PLAIN)
@@ -193,14 +184,13 @@ def test_a_weight_beyond_f16_leaves_no_file(tmp_path, mistake):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_the_command_refuses_before_anything_is_written(tmp_path, capsys):
+def test_the_command_refuses_before_anything_is_written(tmp_path, prints):
     """llama.cpp's own converter is the cure."""
     run = gguf_models.save(tmp_path / "run", model_type="mistral")
     recipe = {"model": {"model_name_or_path": str(run), "from_scratch": False}, "data": {"dataset_name": "python-docs"}}
     recipe["data"]["max_length"] = 64
     (run / RECORD).write_text(json.dumps(recipe | {"training": {"global_batch_size": 4}}))
     (run / SUCCESS).write_text("{}")
-    assert main(["export", str(run), str(tmp_path / "out"), "--gguf", "Q8_0"]) == 2
-    told = capsys.readouterr().err
+    told = prints(2, "export", str(run), str(tmp_path / "out"), "--gguf", "Q8_0")
     assert "'mistral'" in told and f"`python convert_hf_to_gguf.py {tmp_path / 'out'} --outtype f16`" in told
     assert not (tmp_path / "out").exists()

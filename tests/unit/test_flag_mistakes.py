@@ -241,11 +241,6 @@ sections = st.dictionaries(keys, values, max_size=4) | values
 documents = st.dictionaries(st.sampled_from([*SECTIONS, "run", "modle", "lr"]) | scalars, sections, max_size=5)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("recipes")
-
-
 def load_or_told(words):
     """The settings, if load gives any; a UserError of at most four lines is the only other way out."""
     try:

@@ -207,14 +207,13 @@ ZERO_IS_ONE = {
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_number_that_makes_no_sense_is_refused_by_every_command(verb, capsys):
+def test_a_number_that_makes_no_sense_is_refused_by_every_command(verb, prints):
     parser = argparse.ArgumentParser()
     importlib.import_module(f"brigade.{VERBS[verb][0]}").add_arguments(parser)
     assert NUMBERS[verb].keys() == {action.dest for action in parser._actions if action.type not in (None, Path)}
     for flag, wrong in NUMBERS[verb].items():
         for value in (wrong, "nan", "much"):
-            assert main([verb, f"--{flag}", value]) == 2
-            said = capsys.readouterr().err
+            said = prints(2, verb, f"--{flag}", value)
             assert f"error: flag --{flag}\n  {value!r} is not a" in said and "cure: give a" in said
 
 
@@ -318,9 +317,10 @@ def test_a_runs_own_record_repeats_it(load, tmp_path):
     assert again.recipe == first.recipe and again.name == "tiny-full-ddp"
 
 
-def test_without_a_verb_all_of_them_are_shown(capsys):
-    assert main([]) == 0
-    shown = capsys.readouterr().out
+def test_without_a_verb_all_of_them_are_shown(prints):
+    shown = prints(
+        0,
+    )
     assert all(f"    {verb} " in shown for verb in VERBS) and "python train.py" in shown
 
 
@@ -334,13 +334,11 @@ def test_without_a_verb_all_of_them_are_shown(capsys):
     (["chat", "nope"], "there is no such directory"),
     (["export", "nope", "x"], "there is no such directory"),
 ])  # fmt: skip
-def test_a_word_that_is_missing_or_names_nothing(capsys, words, said):
-    assert main(words) == 2
-    told = capsys.readouterr().err
+def test_a_word_that_is_missing_or_names_nothing(prints, words, said):
+    told = prints(2, *words)
     assert told.startswith("error: ") and said in told and "cure: " in told and "usage" not in told
 
 
 @pytest.mark.parametrize("word, cure", [("lunch", "'launch'"), ("train", "python train.py"), ("-x", "use one of")])
-def test_a_mistyped_verb_is_answered_with_one_that_exists(capsys, word, cure):
-    assert main([word, "x"]) == 2
-    assert repr(word) in (said := capsys.readouterr().err) and cure in said.splitlines()[-1]
+def test_a_mistyped_verb_is_answered_with_one_that_exists(prints, word, cure):
+    assert repr(word) in (said := prints(2, word, "x")) and cure in said.splitlines()[-1]

@@ -120,14 +120,15 @@ def test_what_fell_short_is_named_with_its_command(tmp_path, monkeypatch, capsys
     assert "| fsdp2 | fell short |" in (tmp_path / "report.md").read_text()
 
 
-def test_without_a_gpu_nothing_else_is_tried(tmp_path, monkeypatch):
-    code, report = prove(tmp_path, monkeypatch, machine(gpus=0, devices=[]))
-    assert code == 2 and list(report["parts"]) == ["machine"]
-
-
-def test_only_some_parts(tmp_path, monkeypatch):
-    _, report = prove(tmp_path, monkeypatch, machine(), "--only", "waits")
-    assert list(report["parts"]) == ["machine", "waits"]
+@pytest.mark.parametrize("gpus, words, code, tried", [
+    ({"gpus": 0, "devices": []}, [], 2, ["machine"]),
+    ({}, ["--only", "waits"], 0, ["machine", "waits"]),
+])  # fmt: skip
+def test_without_a_gpu_nothing_else_is_tried_and_else_what_is_asked_for(
+    tmp_path, monkeypatch, gpus, words, code, tried
+):
+    found, report = prove(tmp_path, monkeypatch, machine(**gpus), *words)
+    assert found == code and list(report["parts"]) == tried
 
 
 def test_two_machines_side_by_side(tmp_path, monkeypatch):

@@ -83,12 +83,16 @@ def test_a_run_that_the_end_of_its_part_cuts_off_is_no_failure(passed, ended, to
     assert part.run(["x"], "name") == told
 
 
+def started(monkeypatch, tmp_path, until):
+    """The words of a part's process."""
+    words = ["x", "--rows", str(tmp_path / "rows"), "--work", str(tmp_path), "--until", str(until)]
+    monkeypatch.setattr(sys, "argv", words)
+
+
 def subject_of(tmp_path, monkeypatch):
     """A part that has 100 seconds."""
     monkeypatch.setattr(subject.time, "monotonic", lambda: 1000.0)
-    monkeypatch.setattr(
-        sys, "argv", ["x", "--rows", str(tmp_path / "rows"), "--work", str(tmp_path), "--until", "1100"]
-    )
+    started(monkeypatch, tmp_path, 1100)
     return subject.Subject("")
 
 
@@ -207,14 +211,12 @@ def test_kernels_that_are_not_reached_in_time_leave_rows_beside_those_that_are_p
 
     monkeypatch.setattr(kernels.subprocess, "run", proved)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    rows = tmp_path / "rows"
-    monkeypatch.setattr(
-        sys, "argv", ["x", "--rows", str(rows), "--work", str(tmp_path), "--until", str(time.monotonic() + 240)]
-    )
+    started(monkeypatch, tmp_path, time.monotonic() + 240)
     kernels.main()
     ((seconds, until),) = asked
     assert 0 < seconds < until - 60 and until < 240, "before it is ended, its imports included"
-    assert [(row["fell_short"], row["left_out"]) for row in parts.read_rows(rows)] == [("", ""), ("", parts.NOT_BEGUN)]
+    found = parts.read_rows(tmp_path / "rows")
+    assert [(row["fell_short"], row["left_out"]) for row in found] == [("", ""), ("", parts.NOT_BEGUN)]
 
 
 def test_kernels_are_proven_with_the_config_beside_the_recipe():
@@ -231,8 +233,7 @@ def test_why_kernels_came_to_nothing_is_the_last_word_of_their_process(tmp_path,
         return subprocess.CompletedProcess(command, 2, "")
 
     monkeypatch.setattr(kernels.subprocess, "run", died)
-    words = ["x", "--rows", str(tmp_path / "rows"), "--work", str(tmp_path), "--until", str(time.monotonic() + 240)]
-    monkeypatch.setattr(sys, "argv", words)
+    started(monkeypatch, tmp_path, time.monotonic() + 240)
     with pytest.raises(RuntimeError, match="exit code 2: error in recipe: no such file cure: name another"):
         kernels.main()
 

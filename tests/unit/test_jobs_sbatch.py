@@ -14,26 +14,12 @@ from torch.distributed.run import get_args_parser
 from brigade.hosts.job import make
 from brigade.launch.write import text
 from brigade.train.run import events, starts
-from testing.pretended_slurm import SCONTROL, Batch
+from testing.pretended_slurm import NASTY, SCONTROL, Batch
 from testing.programs import shellcheck
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 TINY = "recipes/tiny/full.yaml"
-NASTY = [
-    "a b",
-    "it's",
-    'a "b"',
-    "$HOME",
-    "`id`",
-    "$(id)",
-    "a\n#SBATCH --nodes=9",
-    "ü ☕",
-    "a;b&c|d",
-    "*",
-    "\\",
-    "{{ slots }}",
-]
 
 
 @pytest.fixture
@@ -111,9 +97,18 @@ def test_flags_arrive_as_they_were_given(batch):
         shutil.rmtree(batch.directory / values[0])
 
 
-def test_a_real_failure_fails_and_is_not_queued_again(batch):
-    code, _ = batch.run(script(), "fail")
-    assert code == 3 and not any("requeue" in call for call in batch.calls)
+@pytest.mark.parametrize("mode, code, said, stopped", [
+    ("fail", 3, "", False),
+    ("end quietly", 1, "there is no outputs/tiny-full-ddp/success.json", False),
+    ("fail", 3, "", True),  # an earlier start
+], ids=["a rank fails", "no success marker", "stopped before"])  # fmt: skip
+def test_a_real_failure_fails_and_is_not_queued_again(batch, mode, code, said, stopped):
+    if stopped:
+        (batch.directory / "outputs/tiny-full-ddp").mkdir(parents=True)
+        (batch.directory / "outputs/tiny-full-ddp/stopped.json").write_text('{"by": "SIGTERM"}')
+    found, output = batch.run(script(), mode)
+    assert found == code and said in output
+    assert not any("requeue" in call for call in batch.calls)
 
 
 def test_ranks_that_pre_emption_ended_are_queued_again(batch):
@@ -122,12 +117,6 @@ def test_ranks_that_pre_emption_ended_are_queued_again(batch):
     batch.program(batch.directory / "bin/scontrol", "#!/bin/bash\n" + told)
     code, output = batch.run(script(), "fail")
     assert code == 0 and "scontrol requeue 41234" in batch.calls, output
-
-
-def test_without_the_success_marker_it_is_a_failure(batch):
-    code, output = batch.run(script(), "end quietly")
-    assert code == 1 and "there is no outputs/tiny-full-ddp/success.json" in output
-    assert not any("requeue" in call for call in batch.calls)
 
 
 def test_notice_of_the_end_stops_the_ranks_and_queues_again(batch):
@@ -184,14 +173,6 @@ def test_a_run_that_ends_well_at_the_notice_is_not_queued_again(batch):
 def test_a_run_that_was_stopped_is_queued_again_unless_somebody_wrote_the_file(batch, by, again):
     code, output = batch.run(script(), f"stopped by {by}")
     assert code == 0 and ("scontrol requeue 41234" in batch.calls) is again, output
-
-
-def test_what_stopped_an_earlier_start_does_not_count(batch):
-    output = batch.directory / "outputs/tiny-full-ddp"
-    output.mkdir(parents=True)
-    (output / "stopped.json").write_text('{"by": "SIGTERM"}')
-    code, _ = batch.run(script(), "fail")
-    assert code == 3 and not any("requeue" in call for call in batch.calls)
 
 
 def test_the_notice_is_as_long_as_the_run_has_measured_and_says_so(batch, tmp_path, monkeypatch):

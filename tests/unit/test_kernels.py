@@ -123,10 +123,9 @@ def strategy(ds_config: str) -> Strategy:
 
 
 @pytest.mark.parametrize("gpu", [True, False])
-@pytest.mark.parametrize(
-    "ds_config, cuda",
-    [("zero2_offload", False), ("zero3_offload_param", False), ("zero3_nvme", True), ("zeropp", True)],
-)
+@pytest.mark.parametrize("ds_config, cuda", [
+    ("zero2_offload", False), ("zero3_offload_param", False), ("zero3_nvme", True), ("zeropp", True),
+])  # fmt: skip
 def test_a_cuda_toolkit_is_wanted_only_for_kernels_of_cuda(monkeypatch, tmp_path, ds_config, cuda, gpu):
     """The optimizer of offloaded states is the CPU's own kernel on every host (deepspeed/accelerator/cuda_accelerator.py:385)."""
     monkeypatch.setattr("torch.utils.cpp_extension.CUDA_HOME", None)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from brigade.errors import UserError
 from brigade.train.checkpoint import manifest, memory_stage
 from brigade.train.host import checksums
 from brigade.train.recipe.files import read_yaml
@@ -103,22 +102,19 @@ os.kill(os.getpid(), 9)"""
 
 
 @pytest.mark.parametrize("content", ["", "- 1\n", "training: {"])
-def test_the_cure_of_a_damaged_run_yaml_brings_back_what_a_checkpoint_holds(checkpoint, content):
+def test_the_cure_of_a_damaged_run_yaml_brings_back_what_a_checkpoint_holds(checkpoint, content, user_error):
     """Its cure was the tiny recipe."""
     record = checkpoint.parent / "run.yaml"
     record.write_text(content)
     (checkpoint.parent / "checkpoint-10").mkdir()
     shutil.copy(checkpoint / manifest.RECORD, checkpoint.parent / "checkpoint-10")
-    with pytest.raises(UserError) as caught:
-        read_yaml(record)
-    assert "checkpoint-10/brigade.json" in caught.value.cure
-    subprocess.run(caught.value.cure.removeprefix("a checkpoint has a copy: "), shell=True, check=True)
+    caught = user_error(read_yaml, record)
+    assert "checkpoint-10/brigade.json" in caught.cure
+    subprocess.run(caught.cure.removeprefix("a checkpoint has a copy: "), shell=True, check=True)
     assert read_yaml(record) == {"training": {"learning_rate": 1e-3}}
 
 
-def test_without_a_checkpoint_a_damaged_run_yaml_has_no_such_cure(tmp_path):
+def test_without_a_checkpoint_a_damaged_run_yaml_has_no_such_cure(tmp_path, user_error):
     for name, cure in (("run.yaml", "bring it back from a copy"), ("mine.yaml", "see recipes/tiny/full.yaml")):
         (tmp_path / name).touch()
-        with pytest.raises(UserError) as caught:
-            read_yaml(tmp_path / name)
-        assert caught.value.cure.startswith(cure)
+        assert user_error(read_yaml, tmp_path / name).cure.startswith(cure)

@@ -1,8 +1,9 @@
-"""Which of a model's files are downloaded and loaded."""
+"""Which of a model's files are downloaded and loaded; and models that a strategy cannot train are refused by name."""
 
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
@@ -17,6 +18,8 @@ from brigade.train.model.load import load_base, materialise, weights
 from brigade.train.model.location import load_config
 from brigade.train.model.tiny import shrink, with_short_spans
 from brigade.train.recipe import flags
+from brigade.train.step.preflight import check_strategy
+from brigade.train.strategy.axes import Axes
 
 TINY = Path(__file__).parents[2] / "recipes/tiny/config.json"
 
@@ -161,11 +164,30 @@ def test_what_an_earlier_run_has_stretched_is_taken_as_it_is(tmp_path):
     assert (again.rope_parameters, again.max_position_embeddings) == (first.rope_parameters, 256)
 
 
-@pytest.mark.parametrize(
-    "rope",
-    [{"rope_type": "linear", "factor": 2.0}, YARN | {"factor": "4"}, YARN | {"beta_fast": 32}, YARN | {"factor": True}],
-)
+@pytest.mark.parametrize("rope", [
+    {"rope_type": "linear", "factor": 2.0}, YARN | {"factor": "4"}, YARN | {"beta_fast": 32}, YARN | {"factor": True},
+])  # fmt: skip
 def test_other_words_than_yarns_are_refused(rope, tmp_path, mistake):
     path = with_yarn(tmp_path / "m", 64).recipe_path
     path.write_text(path.read_text().replace(json.dumps(YARN), json.dumps(rope)))
     assert "original_max_position_embeddings: TOKENS" in mistake(flags.load, ["--recipe", str(path)])
+
+
+# ---- refused by name -------------------------------------------------------------------------------------------------
+def run(kind, axes):
+    strategy = SimpleNamespace(kind=kind, axes=axes, source="the strategy", place=lambda axis: axis, fsdp={})
+    return SimpleNamespace(settings=flags.load([]), strategy=strategy, kernels=SimpleNamespace(attention="sdpa"))
+
+
+@pytest.mark.parametrize("model, kind, axes, said", [
+    ("deepseek_v4", "ddp", Axes(), "compressors get no gradient"),
+    ("gemma3n_text", "zero3", Axes(), "correction_coefs"),
+    ("gemma3n_text", "fsdp2", Axes(sequence=2), "not finite"),
+])  # fmt: skip
+def test_a_strategy_that_a_model_does_not_train_with(model, kind, axes, said, mistake):
+    assert said in mistake(lambda: check_strategy(run(kind, axes), CONFIG_MAPPING[model]()))
+
+
+@pytest.mark.parametrize("model, kind", [("deepseek_v4", "fsdp2"), ("gemma3n_text", "fsdp2"), ("qwen3", "ddp")])
+def test_and_others_are_not_refused(model, kind):
+    check_strategy(run(kind, Axes()), CONFIG_MAPPING[model]())

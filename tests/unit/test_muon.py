@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from brigade.errors import UserError
 from brigade.train.engines.matrix_rounds import divide, rounds
 from brigade.train.engines.muon import ADJUSTMENTS, MATRIX, Muon, matrices_of
 from brigade.train.engines.shares import shares_of
@@ -153,13 +152,11 @@ def test_parts_that_do_not_fit_together_are_told():
 
 
 # ---- arguments -------------------------------------------------------------------------------------------------------
-def test_arguments_have_torchs_names():
+def test_arguments_have_torchs_names(user_error):
     found = parse_arguments("muon", "momentum=0.9,nesterov=false,ns_steps=6,adjust_lr_fn=original", "optim_args")
     assert found == {"momentum": 0.9, "nesterov": False, "ns_steps": 6, "adjust_lr_fn": "original"}
     for wrong, words in (("momentun=0.9", "momentum"), ("adjust_lr_fn=mine", "match_rms_adamw, original")):
-        with pytest.raises(UserError) as raised:
-            parse_arguments("muon", wrong, "optim_args")
-        assert words in raised.value.cure
+        assert words in user_error(parse_arguments, "muon", wrong, "optim_args").cure
 
 
 def test_a_step_without_a_division_is_told():

@@ -28,14 +28,9 @@ NEW = ["--add_tokens", "<call>,</call>", "--add_special_tokens", "<|tool|>"]
 ROWS = ["--use_peft", "--trainable_token_indices", "<call>,</call>,<|tool|>"]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Models of 4096 tokens, as many as their tokenizer has."""
-    return tmp_path_factory.mktemp("models")
-
-
 @pytest.fixture
 def settings_of(folder, tmp_path, monkeypatch):
+    """settings_of("llama", *words): of a model of 4096 tokens, as many as its tokenizer has."""
     monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
 
     def settings(model, *words):

@@ -5,8 +5,11 @@ import re
 
 import pytest
 
-from benchmarks import pages
+from benchmarks import local_steps, pages
+from benchmarks.local_steps_tables import until
+from benchmarks.network_tables import half_by_rule, half_measured, is_noise, shares, two, volume
 from brigade.plan.choice.job_of_recipe import strategy_of
+from brigade.train.local.local_steps import OVERLAP
 from brigade.train.recipe import flags
 from brigade.train.recipe.files import REPOSITORY
 from brigade.train.recipe.method import method_of
@@ -97,3 +100,66 @@ def test_lines_of_some_models_stand_beside_the_others(monkeypatch, tmp_path):
     assert module.beside_others("t", new, ["first", "second", "third"]) == expected
     with pytest.raises(ValueError, match="other columns"):
         module.beside_others("t", pages.markdown(["model", "zero3"], [["first", "1"]]), ["first"])
+
+
+# ---- docs/evidence/network.md ----------------------------------------------------------------------------------------
+def row(rate, share):
+    return {"rate": rate, "communication_percent": share, "megabytes_sent": 10, "one_host_seconds": 0.5}
+
+
+def test_the_rate_at_which_half_is_communication():
+    assert half_by_rule(row("1gbit", 0)) == pytest.approx(160)
+    assert half_measured([row("1gbit", 40), row("100mbit", 60)]) == "320"  # half-way on a logarithmic scale
+    assert half_measured([row("1gbit", -3), row("100mbit", 10)]) == "< 100"
+    assert half_measured([row("1gbit", 70), row("100mbit", 90)]) == "> 1000"
+
+
+@pytest.mark.parametrize("kind, accumulation, shape, elements", [
+    ("ddp", 8, (2, 1), 1), ("zero1", 8, (2, 1), 1.5), ("zero2", 8, (2, 1), 8.5), ("zero3", 8, (2, 1), 16),
+    ("ddp", 1, (4, 1), 1.5), ("ddp", 1, (2, 2), 1.5),
+    ("hsdp", 8, (2, 2), 1), ("hsdp", 8, (4, 1), 16.5),  # groups inside the hosts, and across them
+])  # fmt: skip
+def test_what_crosses_a_hosts_link(kind, accumulation, shape, elements):
+    assert volume(kind, accumulation, *shape) == pytest.approx(elements)
+
+
+def test_two_digits():
+    assert [two(number) for number in (0.1234, 1.25, 27.6, 463.0)] == ["0.12", "1.2", "28", "460"]
+
+
+def test_a_share_above_that_on_a_slower_link_is_noise():
+    rows = [row("10gbit", 41), row("1gbit", 25), row("200mbit", 70)]
+    assert [is_noise(rows, one) for one in rows] == [True, False, False]
+
+
+def test_the_bars_reach_from_the_fastest_step_to_the_slowest():
+    assert shares(row("1gbit", 0) | {"fastest_step": 0.4, "slowest_step": 1.0}) == (0, 50)
+
+
+# ---- docs/evidence/local-training.md ---------------------------------------------------------------------------------
+def test_seconds_are_the_median_of_whole_rounds_wherever_they_begin():
+    rounds = [[1, 1, 6, 1, 1], [1, 1, 1, 11, 1], [1, 1, 1, 1, 26]]  # each waits once
+    block = {"seconds": [step for each in rounds for step in each], "bytes": 1.9e6}
+    found = {"strategy": "DiLoCo, H = 5", "rates": ["1gbit"], "blocks": [block], "parameters": 2_361_024}
+    (row,) = local_steps.timed(2, found)
+    assert (row["step_seconds"], row["fastest_round"], row["slowest_round"]) == (3, 2, 6)
+    assert row["kilobytes_formula"] == pytest.approx(4 * 2_361_024 / 5 / 1e3, abs=0.01)
+
+
+@pytest.mark.parametrize("name", [name for name, of in local_steps.METHODS.items() if of.every > 1])
+def test_rates_change_while_no_fragment_is_on_its_way(name):
+    job = local_steps.timed_job(2, name)
+    length = job["dropped"] + job["measured"]
+    ends = [job["warm_up"] + block * length for block in range(len(job["rates"]) + 1)]
+    assert all(end % OVERLAP == 0 for end in ends)
+    assert job["measured"] % local_steps.METHODS[name].every == 0
+    steps = int(job["flags"][job["flags"].index("--max_steps") + 1])
+    assert steps >= ends[-1] + OVERLAP  # in its last steps a run sends no fragment
+
+
+def test_the_first_tenth_of_powersgds_steps_is_plain():
+    def rows(method):
+        return [{"method": method, "step": str(step)} for step in (0, 5, 20, 100)]
+
+    assert until(rows("DDP, PowerSGD"), 1, 10) == [0, 50, 110, 190]
+    assert until(rows("DiLoCo, H = 5"), 1, 10) == [0, 5, 20, 100]

@@ -9,16 +9,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from brigade.train.data import builtin, places, rows
+from brigade.train.data import places, rows
 from brigade.train.data import prepare as preparing
 from brigade.train.host.checksums import write_manifest
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(builtin.TOKENIZER)
 
 
 @pytest.fixture

@@ -149,7 +149,7 @@ def test_a_frontier_model_fits_no_cluster_of_128_gpus_without_an_axis(every_axis
     ("qwen3-0.6b", "1x8", "", "sp_ddp", "ddp_sp*.yaml", ("parallelism_config", "parallelism_config_sp_size")),
 ])  # fmt: skip
 def test_a_written_plan_has_a_file_for_its_axes(
-    model, cluster, network, strategy, file, says, tmp_path, monkeypatch, capsys, every_axis
+    model, cluster, network, strategy, file, says, tmp_path, monkeypatch, capsys, prints, every_axis
 ):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("brigade.train.strategy.refusal", strategies.refusal)
@@ -158,8 +158,7 @@ def test_a_written_plan_has_a_file_for_its_axes(
     )  # whatever is shipped
     words = ["plan", model, "--gpu", "H100", "--hostfile", f"hostfiles/{cluster}", "--strategy", strategy]
     words += ["--network", network] if network else []
-    assert main([*words, "--write", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
+    said = prints(0, *words, "--write", str(tmp_path))
     (path,) = tmp_path.glob(file)
     block, key = says
     assert yaml.safe_load(path.read_text())[block][key] > 1 and str(path) in said

@@ -1,19 +1,22 @@
-"""`python -m brigade plan`: what its flags ask for, and what it says of those it does not know."""
+"""`python -m brigade plan`: what its flags ask for, and what it says of those it does not know and of a recipe's data."""
 
 import json
 import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from brigade.plan.choice.goals import own_tokens
 from brigade.plan.choice.job_of_recipe import load_plan
 from brigade.plan.choice.strategies import CHOICES, named, runs
 from brigade.plan.choice.workload import Cluster
 from brigade.plan.output.answer import speed_of
+from brigade.plan.output.header import header
 from brigade.train.recipe import flags
 from brigade.train.recipe.files import REPOSITORY
 from brigade.train.recipe.method import METHODS, method_of
@@ -168,29 +171,24 @@ def test_a_recipe_is_planned_as_it_is(plan):
     assert code == 1 and "1 x 8 L40S" in text and text.startswith("Does not fit:")
 
 
-@pytest.mark.parametrize("recipe, changes, said", [
-    ("qwen3-8b/full.yaml", {"ds_config": "ds_configs/zero3_offload_param.json"}, "each host needs"),
+OFFLOADED = {"ds_config": "ds_configs/zero3_offload_param.json", "accelerate_config": "none"}
+
+
+@pytest.mark.parametrize("name, changes, words, code, said", [
+    ("full", {"cluster": OFFLOADED}, ["--host_memory", 20], 1, "each host needs"),
+    ("lora", {"data": {"max_length": 45056}}, [], 2, "45056 tokens, but the model has positions for 40960"),
 ])  # fmt: skip
-def test_a_recipe_that_the_search_would_refuse_is_refused_too(plan, tmp_path, recipe, changes, said):
+def test_a_recipe_that_the_search_or_train_py_would_refuse_is_refused_too(
+    plan, tmp_path, name, changes, words, code, said
+):
     folder = tmp_path / "mine"
-    shutil.copytree(ROOT / "recipes" / Path(recipe).parent, folder)
-    path = folder / Path(recipe).name
-    document = yaml.safe_load(path.read_text())
-    document["cluster"].pop("accelerate_config", None)
-    document["cluster"] |= changes
-    path.write_text(yaml.safe_dump(document))
-    code, text = plan(path, "--gpu", "H200", "--host_memory", 20)
-    assert code == 1 and said in text
-
-
-def test_a_recipe_beyond_the_model_s_positions_is_refused_as_by_train_py(plan, tmp_path):
-    folder = tmp_path / "mine"
-    shutil.copytree(ROOT / "recipes" / "qwen3-8b", folder)
-    document = yaml.safe_load((folder / "lora.yaml").read_text())
-    document["data"]["max_length"] = 45056
-    (folder / "lora.yaml").write_text(yaml.safe_dump(document))
-    code, text = plan(folder / "lora.yaml", "--gpu", "H200")
-    assert code == 2 and "45056 tokens, but the model has positions for 40960" in text
+    shutil.copytree(ROOT / "recipes/qwen3-8b", folder)
+    document = yaml.safe_load((folder / f"{name}.yaml").read_text())
+    for section, values in changes.items():
+        document[section] |= values
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(document))
+    found, text = plan(folder / f"{name}.yaml", "--gpu", "H200", *words)
+    assert found == code and said in text
 
 
 def test_help_comes_at_once():
@@ -231,3 +229,31 @@ def test_samples_are_packed_or_padded_as_the_recipe_says(plan, tmp_path):
     for recipe, said in ((REPOSITORY / "recipes" / "qwen3-8b" / "lora.yaml", packed), (path, padded)):
         assert f"samples  {said}" in plan(str(recipe))[1]
     assert f"samples  {packed}" in plan("qwen3-0.6b", "--gpu", "H200")[1]
+
+
+# ---- its own data ----------------------------------------------------------------------------------------------------
+def changed(recipe, section, **keys):
+    return recipe.model_copy(update={section: getattr(recipe, section).model_copy(update=keys)})
+
+
+def test_hours_are_those_of_the_epochs_of_the_recipes_own_data():
+    plan = load_plan(Path("recipes/qwen3-8b/lora.yaml"))
+    tokens = own_tokens(plan.settings.recipe)
+    assert tokens == 18e6  # of 71.9 MB of English
+    said = float(re.search(r"([\d.]+) hours for its 18 million tokens", header(plan))[1])
+    assert said == pytest.approx(tokens / plan.estimate.tokens_per_second_per_gpu / 3600, abs=0.005)
+    assert own_tokens(changed(plan.settings.recipe, "training", num_train_epochs=2.0)) == 2 * tokens
+
+
+@pytest.mark.parametrize("section, keys", [
+    ("data", {"dataset_name": "somebody/else"}),
+    ("data", {"dataset_name": None, "train_file": "mine.jsonl"}),
+    ("data", {"max_train_samples": 100}),
+    ("training", {"max_steps": 10}),
+])  # fmt: skip
+def test_data_that_nobody_has_counted_get_the_time_of_a_billion_tokens(section, keys):
+    plan = load_plan(Path("recipes/qwen3-8b/lora.yaml"))
+    recipe = changed(plan.settings.recipe, section, **keys)
+    assert own_tokens(recipe) is None
+    other = replace(plan.settings, recipe=recipe)
+    assert "hours for a billion tokens" in header(replace(plan, settings=other))

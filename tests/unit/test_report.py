@@ -166,10 +166,9 @@ def test_a_start_is_told_by_phase(run):
     assert "Until the first step" in page.html(read(run))
 
 
-def test_pictures_and_csv_files_hold_the_same_figures(run, capsys):
+def test_pictures_and_csv_files_hold_the_same_figures(run, prints):
     append(run, event="step", step=201, loss=123.5, tokens=1)
-    assert main(["report", str(run)]) == 0
-    said = capsys.readouterr().out
+    said = prints(0, "report", str(run))
     assert f"{run}/report.html" in said and "10 figures, each as PNG and CSV" in said
     folder = run / "report_files"
     assert (folder / "training-loss.png").read_bytes().startswith(b"\x89PNG")

@@ -126,43 +126,28 @@ def test_other_models_are_refused(load, mistake, family, said):
     assert "ds.json: sequence_parallel_size" in message and said in message
 
 
-@pytest.mark.parametrize("size, cure", [(3, "2 or 4"), (16, "8")])
-def test_heads_that_do_not_divide(load, mistake, size, cure):
-    message = mistake(check, load, config("llama", num_attention_heads=8), size)
-    assert f"8 attention heads of LlamaConfig cannot be divided over {size} ranks" in message and cure in message
+@pytest.mark.parametrize("size, sections, said", [
+    (3, {}, ["8 attention heads of LlamaConfig cannot be divided over 3 ranks", "2 or 4"]),
+    (16, {}, ["8 attention heads of LlamaConfig cannot be divided over 16 ranks", "8"]),
+    (2, {"training": {"padding_free": False}}, ["padding_free", "end to end"]),
+    (2, {"model": {"attn_implementation": "sdpa"}}, ["attn_implementation", "varlen"]),
+])  # fmt: skip
+def test_heads_that_do_not_divide_padded_rows_and_masks_are_refused(load, mistake, size, sections, said):
+    message = mistake(check, load, config("llama", num_attention_heads=8), size, **sections)
+    assert all(words in message for words in said), message
 
 
 def test_the_cure_names_a_size_that_divides_the_ranks_too(load, mistake):
     """Sequence 3 x tensor 2 on 6 ranks: three are left for a row."""
-    place = "ds.json: sequence_parallel_size"
+    settings = load(training={"padding_free": True})
     for heads, cure in ((8, "remove the key"), (12, "")):
-        settings, llama = (
-            load(training={"padding_free": True}),
-            config("llama", num_attention_heads=heads, hidden_size=96),
-        )
-        given = (
-            settings,
-            llama,
-            attention.choose(settings, llama, divides_sequences=True),
-            3,
-            place,
-            2,
-            3,
-        )
+        llama = config("llama", num_attention_heads=heads, hidden_size=96)
+        how = attention.choose(settings, llama, divides_sequences=True)
+        given = (settings, llama, how, 3, "ds.json: sequence_parallel_size", 2, 3)
         if cure:
             assert cure in mistake(sequence_checks.check, *given)
         else:
             sequence_checks.check(*given)
-
-
-def test_padded_rows_are_refused(load, mistake):
-    message = mistake(check, load, config("llama"), 2, training={"padding_free": False})
-    assert "padding_free" in message and "end to end" in message
-
-
-def test_an_attention_that_wants_a_mask_is_refused(load, mistake):
-    message = mistake(check, load, config("llama"), 2, model={"attn_implementation": "sdpa"})
-    assert "attn_implementation" in message and "varlen" in message
 
 
 def test_auto_on_a_gpu_is_one_without_masks(load, monkeypatch):

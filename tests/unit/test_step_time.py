@@ -1,11 +1,13 @@
-"""How long a step takes by formula: what communicates, what waits for Python, and what a network's name says of its rate."""
+"""How long a step takes by formula: what communicates, what waits for Python, and what a network's name says of its rate;
+and very long rows."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from brigade.errors import UserError
+from benchmarks import long_context, pages
+from brigade.plan.costs import activations, memory
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.job import Job
 from brigade.plan.costs.step_time import step_time
@@ -88,7 +90,31 @@ def test_a_network_s_name_states_its_rate(named, gbit):
 @pytest.mark.parametrize(
     "named", ["0 Gb/s", "foo", "0x400 Gb/s", "1.2.3 Gb/s", "3200", "InfiniBand", "-5 Gb/s", "1e9 Gb/s"]
 )
-def test_a_network_without_a_rate_is_refused(named):
-    with pytest.raises(UserError) as error:
-        hold_name(named, "flag --network")
-    assert "3200 Gb/s" in error.value.cure
+def test_a_network_without_a_rate_is_refused(named, user_error):
+    assert "3200 Gb/s" in user_error(hold_name, named, "flag --network").cure
+
+
+# ---- very long rows --------------------------------------------------------------------------------------------------
+ROWS = pages.read(long_context.RESULTS)
+
+
+def name(row):
+    return f"{row['model']}, {row['objective']}, {row['tiles']}, {row['ranks']}"
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row["tiles"] != "loss"], ids=name)
+def test_long_rows_take_what_traces_of_the_models_code_say(row):
+    """With and without tiles of loss and MLPs, of a row in parts and whole: what a layer and the loss need at their peaks."""
+    tiles = {"loss": "tiled", "tiled_mlp": True} if row["tiles"] != "none" else {"loss": "released"}
+    tokens = row["tokens"] * long_context.ANSWERS[row["objective"]]
+    job = Job(named_shape(row["model"]), tokens, context=row["ranks"], checkpointing="full", **tiles)
+    kept, back = activations.activation_bytes(job)
+    assert kept * job.shape.layers == pytest.approx(row["kept"], rel=0.05)
+    assert back == pytest.approx(row["back"], rel=0.01)
+    assert activations.logit_bytes(job) == pytest.approx(row["loss"], abs=memory.GIB / 8)
+
+
+def test_an_mlp_in_tiles_is_computed_once_more():
+    plain = Job(named_shape("llama-3.1-8b"), 131_072, checkpointing="full", loss="tiled")
+    tiled = replace(plain, tiled_mlp=True)
+    assert 1.03 < step_time(tiled).compute / step_time(plain).compute < 1.10

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from brigade.__main__ import main
 from brigade.errors import UserError
 from brigade.hosts import host_facts
 from brigade.train.checkpoint import manifest, resume, saved_weights
@@ -155,13 +154,12 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage, problem", DAMAGE.values(), ids=DAMAGE)
-def test_a_run_is_finished_where_its_marker_and_its_model_are_whole(output, capsys, damage, problem, mistake):
+def test_a_run_is_finished_where_its_marker_and_its_model_are_whole(output, prints, damage, problem, mistake):
     finish(output)
     damage(output)
     assert unfinished(output) == problem
     assert runs._is_finished(SETTINGS, output, resized=False) == (not problem), "it goes on from checkpoint 12"
-    assert main(["status", str(output)]) == 0
-    said = capsys.readouterr().out
+    said = prints(0, "status", str(output))
     assert ("succeeded" in said) == (not problem) and (problem in said or "no success.json" in problem)
     of_model = problem.startswith("model")
     if of_model:

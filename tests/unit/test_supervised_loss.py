@@ -1,15 +1,19 @@
-"""Label smoothing, z-loss and NEFTune by the formulas of their papers, written out again."""
+"""Label smoothing, z-loss and NEFTune by the formulas of their papers, written out again; and sums of losses."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from transformers import LlamaConfig
 
 from brigade.errors import UserError
 from brigade.train.data.store import IGNORED
 from brigade.train.loss import supervised_loss
+from brigade.train.loss.own_loss import is_doubtful, why_not_divided
 from brigade.train.loss.supervised_loss import PLAIN, Terms, of_tokens
+from brigade.train.model.tiny import shrink
 from brigade.train.recipe import flags
 from brigade.train.recipe.program import own_function
 from brigade.train.step.neftune import sample_lengths
@@ -43,7 +47,7 @@ def test_ignored_targets_give_no_gradient(batch):
     assert logits.grad[2].abs().max() == 0 < logits.grad[0].abs().max()
 
 
-def test_a_model_whose_forward_pass_has_a_loss_of_its_own_is_refused(monkeypatch):
+def test_a_model_whose_forward_pass_has_a_loss_of_its_own_is_refused(monkeypatch, user_error):
     from transformers import LlamaForCausalLM
 
     def forward(self, input_ids, labels=None, **_):
@@ -58,9 +62,8 @@ def test_a_model_whose_forward_pass_has_a_loss_of_its_own_is_refused(monkeypatch
     supervised_loss.check(settings, config)
     monkeypatch.setattr(LlamaForCausalLM, "whole", LlamaForCausalLM.forward, raising=False)
     monkeypatch.setattr(LlamaForCausalLM, "forward", forward)
-    with pytest.raises(UserError) as caught:
-        supervised_loss.check(settings, config)
-    assert "z_loss_coef" in caught.value.place and "a loss of its own" in caught.value.problem
+    caught = user_error(supervised_loss.check, settings, config)
+    assert "z_loss_coef" in caught.place and "a loss of its own" in caught.problem
 
 
 def test_noise_goes_by_the_length_of_each_sample_packed_or_padded():
@@ -158,3 +161,30 @@ def test_a_function_of_single_tokens_is_taken(tmp_path, body):
     (tmp_path / "own.py").write_text(f"{HEADER}def loss(losses, targets): {body}")
     settings = flags.load(["--token_loss", f"{tmp_path}/own.py:loss"])
     assert not supervised_loss._breaks_contract(lambda: own_function(settings, "token_loss"), 32000)
+
+
+# ---- sums ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["gemma4", "qwen3"])
+def test_a_loss_that_takes_the_number_is_found(name):
+    assert why_not_divided(transformers.AutoConfig.for_model(name)) == ""
+
+
+def test_a_loss_that_does_not_is_named(monkeypatch):
+    output = SimpleNamespace(loss=torch.tensor(2.0), logits=torch.zeros(1, 16, 50))
+    model = SimpleNamespace(eval=lambda: lambda **_: output)
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_config", lambda *_, **__: model)
+    assert why_not_divided(transformers.AutoConfig.for_model("qwen3")) == "it takes no num_items_in_batch"
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_config", lambda *_, **__: 1 / 0)
+    assert "ZeroDivisionError" in why_not_divided(transformers.AutoConfig.for_model("qwen3"))
+
+
+@pytest.mark.parametrize(
+    "name, doubtful", [("qwen3", False), ("gemma3_text", False), ("cpmant", True), ("trocr", True)]
+)
+def test_a_forward_pass_with_a_loss_of_its_own_is_tried_whatever_its_signature_says(name, doubtful):
+    """Theirs takes any keyword, and is a mean: accumulation changed the loss of CPM-Ant by a factor of 4."""
+    config = transformers.CONFIG_MAPPING[name].from_dict(shrink(transformers.CONFIG_MAPPING[name]().to_dict()))
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    assert is_doubtful(model, says=True) == doubtful
+    assert bool(why_not_divided(config)) == doubtful

@@ -19,7 +19,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template, rend
 from brigade.train.data import chat_template
 from brigade.train.data.layout import TEMPLATES
 from brigade.train.data.probes import stand_in
-from testing.dialogues import FAMILIES, text_of, tokenizers_of_families, unmarked
+from testing.dialogues import FAMILIES, text_of, unmarked
 
 CASES = [
     pytest.param(name, dialogue, id=f"{name}: {dialogue['name']}")
@@ -99,12 +99,6 @@ def test_marks_cover_exactly_the_assistants_text(name, dialogue):
     # Where they stand, too: right behind what the model is prompted with.
     prompts = tuple(FAMILIES[name]["prompts"])
     assert all(rendered[:start].endswith(prompts) for start, _ in spans)
-
-
-@pytest.fixture(scope="module")
-def tokenizers():
-    """The built-in tokenizer with the special tokens of each family."""
-    return tokenizers_of_families()
 
 
 @every_dialogue

@@ -15,7 +15,6 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from brigade.__main__ import main
 from brigade.hosts import launches, usage
 from brigade.top import table
 from brigade.top.watching import HostSeen, Watching
@@ -229,9 +228,8 @@ def test_a_host_says_what_it_and_its_ranks_use(run):
     assert usage._process(other.pid)["state"] == "gone"
 
 
-def test_without_a_terminal_one_table_is_printed(run, capsys):
-    assert main(["top", str(run), "--every", "0.2"]) == 0
-    text = capsys.readouterr().out
+def test_without_a_terminal_one_table_is_printed(run, prints):
+    text = prints(0, "top", str(run), "--every", "0.2")
     assert "step 7/9, loss 2.5000, 10,000 tokens/s" in text and line(text, 0).split()[1:3] == ["7", "backward"]
     assert HOST in text and "GiB" in text
 
@@ -270,10 +268,9 @@ def _read_until(terminal, words, process, patience=60):
     (["no"], "there is no such directory"),
     (["--hostfile", "no"], "no"),
 ])  # fmt: skip
-def test_mistakes_are_told_at_once(tmp_path, monkeypatch, capsys, words, said):
+def test_mistakes_are_told_at_once(tmp_path, monkeypatch, prints, words, said):
     monkeypatch.chdir(tmp_path)
-    assert main(["top", *words]) == 2
-    assert said in capsys.readouterr().err
+    assert said in prints(2, "top", *words)
 
 
 def test_hosts_that_only_a_strangers_files_name_are_not_asked(tmp_path, capsys, monkeypatch):

@@ -14,7 +14,7 @@ from brigade.train.data.probes import PROBES, TOOL
 from brigade.train.data.rows import RowChunk
 from brigade.train.data.tokenise import encoder_of
 from brigade.train.data.turn_by_turn import try_probes
-from testing.dialogues import FAMILIES, text_of, tokenizers_of_families, unmarked
+from testing.dialogues import FAMILIES, text_of, unmarked
 
 # For each family: chats (probes and recorded dialogues) with equal labels, those refused, and those that our template refuses as
 # well left out; the same under train_on_last_turn_only; and why some are refused. In docs/data.md, too.
@@ -47,11 +47,6 @@ RESULTS = {
 }
 every_family = pytest.mark.parametrize("name", FAMILIES)
 NEVER = ("deepseek-r1", "gemma4", "glm4.5")  # of which no chat can be rendered turn by turn, but for chats that think
-
-
-@pytest.fixture(scope="module")
-def tokenizers():
-    return tokenizers_of_families()
 
 
 def rows(name):

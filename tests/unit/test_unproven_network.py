@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from brigade.__main__ import main
 from brigade.plan import hardware
 from brigade.plan.choice import goals
 from brigade.plan.choice.workload import Cluster, Workload
@@ -73,8 +72,7 @@ def test_advice_for_more_hosts_says_to_measure_first(shape, tmp_path, monkeypatc
     assert goals.pick(goals.answer(workload, cluster), "")[1][0].startswith("More is not faster")
 
 
-def test_more_hosts_for_what_does_not_fit_are_measured_first(capsys):
+def test_more_hosts_for_what_does_not_fit_are_measured_first(prints):
     hosts = ["--hostfile", str(REPOSITORY / "hostfiles/1x8"), "--nvme", "1000"]
-    assert main(["plan", "gpt-oss-120b", "--gpu", "H100 80GB", *hosts]) == 1
-    said = capsys.readouterr().out
+    said = prints(1, "plan", "gpt-oss-120b", "--gpu", "H100 80GB", *hosts)
     assert "2 nodes instead of 1" in said and "Measure the network first (`python -m brigade check" in said

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from brigade.errors import UserError
 from brigade.hosts.job import forwarded
 from brigade.hosts.probing import process_environment
 from brigade.train.distributed import launched, visible
@@ -80,13 +79,14 @@ def test_what_launch_hands_on_is_what_a_rank_sees(rank, capsys, given, asked):
     ("0", (None, "MIG-c6d4f1ef"), "", "refused"),
     ("0,1", (None, "0,-1,1"), "", "refused"),  # CUDA takes the list as far as -1
 ])  # fmt: skip
-def test_who_types_deepspeed_is_told_which_gpus_are_used_and_others_are_refused(rank, capsys, given, found, sees, says):
+def test_who_types_deepspeed_is_told_which_gpus_are_used_and_others_are_refused(
+    rank, capsys, given, found, sees, says, user_error
+):
     gpus, seen = rank(given, None, *found)
     assert seen == sees, "a rank that is refused takes no GPU"
     if says == "refused":
-        with pytest.raises(UserError) as refused:
-            visible.check(gpus, DEEPSPEED)
-        words = str(refused.value)
+        refused = user_error(visible.check, gpus, DEEPSPEED)
+        words = str(refused)
         asked = next(each for each in reversed(found) if each is not None)
         assert f"CUDA_VISIBLE_DEVICES={asked} asks" in words and f"gave GPUs {given}" in words and "torchrun" in words
     else:

@@ -39,19 +39,17 @@ def test_whose_an_error_is(name):
     assert whose.of_error(pickle.loads(pickle.dumps(error))) == expected, "processes that read data hand theirs on"
 
 
-@pytest.mark.parametrize(
-    ("number", "expected"),
-    [("EIO", "host"), ("EROFS", "host"), ("ENOSPC", "host"), ("EACCES", "user"), ("EDQUOT", "user"), ("EFBIG", "user")],
-)
+@pytest.mark.parametrize("number, expected", [
+    ("EIO", "host"), ("EROFS", "host"), ("ENOSPC", "host"), ("EACCES", "user"), ("EDQUOT", "user"), ("EFBIG", "user"),
+])  # fmt: skip
 def test_whose_an_error_of_a_disk_is(number, expected):
     code = getattr(errno, number)
     assert of_disk(OSError(code, os.strerror(code), "/x")).whose == expected
 
 
-def test_a_file_that_one_host_lacks_is_its_fault_and_one_that_all_lack_the_user_s():
-    with pytest.raises(UserError) as lacks:
-        find("/data/train.jsonl", "recipe.yaml: data.train_file", "file")
-    here = whose.of_error(lacks.value)[0]
+def test_a_file_that_one_host_lacks_is_its_fault_and_one_that_all_lack_the_user_s(user_error):
+    lacks = user_error(find, "/data/train.jsonl", "recipe.yaml: data.train_file", "file")
+    here = whose.of_error(lacks)[0]
     assert whose.of_ranks([(None, "a"), (here, "b")]) == ("host", ("b",))
     assert whose.of_ranks([(here, "a"), (here, "b")]) == ("user", ())
 

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from ...errors.tables import Fields
 from ..host.cluster import World
+from .accelerate_config import FSDP_KEYS
 from .axes import NONE, Axes, without
 from .axis_keys import DS_KEYS, MESH_KEYS, as_mesh
 
@@ -74,8 +75,6 @@ class Strategy:
         """Return this strategy as values of a recipe's `cluster:` section, without reference to any file."""
         document: dict[str, Any] = {}
         if self.is_fsdp:
-            from .accelerate_config import FSDP_KEYS
-
             options = {FSDP_KEYS[key]: value for key, value in self.fsdp.items()}
             document = {
                 "distributed_type": "FSDP",

@@ -141,13 +141,10 @@ def test_a_saved_model_that_lacks_a_tensor_is_no_success(adapted, flags, tmp_pat
     assert not (tmp_path / "success.json").exists()
 
 
-@pytest.mark.parametrize(
-    "ruined, told, kept",
-    [
-        (3, "step 3\n  the weight model.embed_tokens.weight is not finite", []),
-        (4, "step 5\n  the loss is nan in micro-batch 1 of rank 0", [3]),
-    ],
-)
+@pytest.mark.parametrize("ruined, told, kept", [
+    (3, "step 3\n  the weight model.embed_tokens.weight is not finite", []),
+    (4, "step 5\n  the loss is nan in micro-batch 1 of rank 0", [3]),
+])  # fmt: skip
 def test_a_run_that_became_nan_stops_and_keeps_what_was_good(
     ruined, told, kept, flags, tmp_path, raises, monkeypatch, capsys
 ):

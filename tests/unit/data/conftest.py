@@ -1,18 +1,10 @@
-"""What the tests of prepared data share: a tokenizer, a cache of their own, files of rows, and what is prepared from them."""
+"""What the tests of prepared data share: a cache of their own, files of rows, and what is prepared from them."""
 
 import json
 
 import pytest
 
-from brigade.train.data import builtin
 from brigade.train.data import prepare as preparing
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(builtin.TOKENIZER)
 
 
 @pytest.fixture(autouse=True)

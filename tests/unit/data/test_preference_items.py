@@ -300,7 +300,3 @@ def test_a_question_is_a_prompt_and_its_reference_the_better_answer(prepared, to
     assert asked(data) == good and asked(data, 2) == good[:2]
     bad = [row | {"label": False} for row in held]
     assert [reference for _, reference in asked(prepared(judged("a", 6), bad, KTO))] == [""] * 6
-
-
-def test_pairs_among_answers_are_refused_with_the_objective_as_cure(prepared, mistake):
-    assert "objective: dpo" in mistake(prepared, pairs("a", 3), pairs("h", 1), {})

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from brigade.errors import UserError
 from brigade.train.data import report
 from brigade.train.data.collate import WEIGHTS, Collate, Layout, WithFiller
 from brigade.train.data.sampling import GlobalBatches
@@ -86,13 +85,12 @@ def test_the_columns_name_is_the_sources_own_and_a_text_of_csv_is_a_number(from_
     (True, "is True, not a weight"),
     ([1], "not a weight"),
 ])  # fmt: skip
-def test_what_is_no_weight_is_an_error_with_its_line(from_rows, weight, says):
+def test_what_is_no_weight_is_an_error_with_its_line(from_rows, weight, says, user_error):
     bad = rows(1, weight)
     if weight is None:
         del bad[1]["weight"]
-    with pytest.raises(UserError) as error:
-        from_rows(*bad, **WEIGHS)
-    assert error.value.place.endswith("train.jsonl, line 2") and says in error.value.problem, error.value.problem
+    error = user_error(from_rows, *bad, **WEIGHS)
+    assert error.place.endswith("train.jsonl, line 2") and says in error.problem, error.problem
 
 
 def test_a_weight_that_no_key_names_is_refused_and_held_out_rows_need_none(from_rows, write, mistake):

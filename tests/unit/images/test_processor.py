@@ -1,4 +1,5 @@
-"""What an image becomes is what the model's own processor makes of it, and as many embeddings as tokens."""
+"""What an image becomes is what the model's own processor makes of it, and as many embeddings as tokens; a processor that does
+not fit its model is found before anything is built."""
 
 import json
 import pickle
@@ -7,11 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoTokenizer
 
 from brigade.errors import UserError
-from brigade.train.data.rows import BadRow
+from brigade.train.model.images import features
 from brigade.train.model.images import processor as processors
 from brigade.train.model.images.load import load, read_processor
+from brigade.train.recipe import flags
 from brigade.train.upstream.image_processors import read_image_processor
 from testing.vision_configs import MODELS
 from testing.vision_kinds import KINDS
@@ -31,12 +34,6 @@ def test_expansions_are_those_of_the_real_processor(kind, written, picture):
     real = model.processor.own(text=[f"a{token}b{token}c{token}d"], images=images)
     text = "".join(letter + model.processor.expansion(*size) for letter, size in zip("abc", SIZES, strict=True)) + "d"
     assert model.tokenizer(text)["input_ids"] == list(real["input_ids"][0])
-
-
-def test_an_image_that_the_processor_does_not_take_is_a_fault_of_its_row(written):
-    """Qwen's take none that is more than 200 times as long as wide."""
-    with pytest.raises(BadRow, match="1 x 900 pixels: absolute aspect ratio"):
-        written("qwen3_vl").processor.expansion(1, 900)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -162,3 +159,41 @@ def test_a_tokenizer_without_the_tokens_of_images_is_refused(kind, written, mist
     assert "tokenizer" in mistake(
         lambda: read_processor("model", str(written(kind).folder), None, written(kind).config, other)
     )
+
+
+# ---- features --------------------------------------------------------------------------------------------------------
+def load_own(folder):
+    settings = flags.load(["--model_name_or_path", str(folder), "--images", "true"])
+    return features.load_checked(settings, AutoTokenizer.from_pretrained(folder), AutoConfig.from_pretrained(folder))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_models_own_processor_writes_as_many_tokens_as_there_are_features(kind, written):
+    assert load_own(written(kind).folder).image_token_id == written(kind).processor.image_token_id
+
+
+STRATEGY = ("config.json", "vision_feature_select_strategy", "default")
+
+
+@pytest.mark.parametrize("kind, file, key, value, said", [
+    ("qwen3_vl", "preprocessor_config.json", "merge_size", 4,
+     "writes 4 tokens for an image of 300 x 900 pixels, of which the model makes 16 features"),
+    ("mistral3", "config.json", "spatial_merge_size", 1,
+     "writes 8 tokens for an image of 300 x 900 pixels, of which the model makes 32 features"),
+    ("llava_onevision", *STRATEGY, "LlavaOnevisionConfig cannot read what the processor makes"),
+    ("llava/pixtral", *STRATEGY, "LlavaConfig cannot read what the processor makes"),
+])  # fmt: skip
+def test_a_processor_of_another_model_is_refused(kind, file, key, value, said, written, mistake, tmp_path):
+    folder = shutil.copytree(written(kind).folder, tmp_path / "model")
+    content = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(content | {key: value}))
+    message = mistake(load_own, folder)
+    assert said in message and "flag --model_name_or_path" in message
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "internvl", "llava", "llava_onevision",
+                                        "mistral3", "llama4"])  # fmt: skip
+def test_the_tiny_model_is_tiny_whatever_the_size_of_the_tower(model_type):
+    """Each rank builds it, so that a tower of its published size would take gigabytes and half a minute (Qwen2-VL's)."""
+    tiny = features._tiny(AutoConfig.for_model(model_type))
+    assert sum(parameter.numel() for parameter in tiny.parameters()) < 2e7

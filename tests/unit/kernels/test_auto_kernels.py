@@ -171,11 +171,6 @@ def test_what_is_written_down_says_auto_again(load):
     assert load(**document).by_proof == BY_PROOF
 
 
-@pytest.mark.parametrize("key", BY_PROOF)
-def test_another_word_is_a_mistake_that_names_auto(load, key, mistake):
-    assert "'auto'" in mistake(load, f"--{key}", "automatic")
-
-
 # ---- really computed, with the paths that CPUs have ------------------------------------------------------------------
 def test_two_changes_that_are_right_alone_and_wrong_together_are_found():
     rows = {name: paths.table()[name] for name in ("varlen", "eager", "uncompiled", "attention_alone")}

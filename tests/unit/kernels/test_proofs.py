@@ -26,6 +26,23 @@ from testing.made_up_kernels import (
 )
 
 
+def found(settings, world=WORLD):
+    """The attentions that such a run finds proven."""
+    return auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), world).attention
+
+
+@pytest.fixture
+def settled(load, on, made):
+    """settled(device, answer): what a run there finds proven, its settings, and the calls that prove, which answer so."""
+
+    def settle(device, answer, world=WORLD, **sections):
+        on(device)
+        calls, settings = made(answer), load(*RUN, **sections)
+        return found(settings, world), settings, calls
+
+    return settle
+
+
 # ---- which is taken ------------------------------------------------------------------------------------------------
 def judged(**milliseconds):
     rows = own("varlen", "flash_attention_2", "sdpa", "eager")
@@ -53,16 +70,11 @@ def test_the_fastest_that_agrees_is_taken():
     (RTX_4090, {"sdpa": 60.0, "eager": None}, "sdpa"),
     (H100, {"flex_attention": 2.0, "sdpa": 21.0}, "sdpa"),  # flex: only where the recipe names it
 ])  # fmt: skip
-def test_auto_takes_the_fastest_of_this_devices_proof(load, on, made, device, milliseconds, expected):
-    on(device)
+def test_auto_takes_the_fastest_of_this_devices_proof(settled, device, milliseconds, expected):
     proofs.write(proof_of(device, SHAPES | {"micro_batch": 1}, **milliseconds))
-    calls, settings = made(RuntimeError("there is a proof already")), load(*RUN)
-    proven = auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD).attention
-    assert attention.choose(settings, transformers.LlamaConfig(), proven=proven) == (
-        expected,
-        "the fastest that is proven here",
-    )
-    assert not calls
+    proven, settings, calls = settled(device, RuntimeError("there is a proof already"))
+    taken = attention.choose(settings, transformers.LlamaConfig(), proven=proven)
+    assert taken == (expected, "the fastest that is proven here") and not calls
 
 
 def test_divided_sequences_want_one_without_a_mask(load):
@@ -74,16 +86,13 @@ def test_divided_sequences_want_one_without_a_mask(load):
     assert attention.choose(settings, transformers.Gemma2Config(), proven=proven)[0] == "eager"
 
 
-def test_a_proof_of_another_driver_is_not_used(load, on, made, capsys):
+def test_a_proof_of_another_driver_is_not_used(settled, capsys):
     proofs.write(proof_of(gpu(A100["name"], 8.0, "550.54.14"), flash_attention_2=1.0, varlen=9.0))
-    on(A100)
-    calls, settings = made(proof_of(A100, varlen=5.0, sdpa=20.0)), load(*RUN)
-    proven = auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD).attention
+    proven, settings, calls = settled(A100, proof_of(A100, varlen=5.0, sdpa=20.0))
     assert len(calls) == 1 and calls[0][1]["quick"] and proven == {"varlen": 5.0, "sdpa": 20.0}
     said = capsys.readouterr().err
     assert "driver 550.54.14, now 570.86.10" in said and "is not used" in said and "varlen: proven, 5.0 ms" in said
-    proven = auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD).attention
-    assert len(calls) == 1  # the next run finds it
+    assert found(settings) == proven and len(calls) == 1, "the next run finds it"
 
 
 def test_other_versions_shapes_and_models_have_proofs_of_their_own(monkeypatch):
@@ -99,35 +108,26 @@ def test_other_versions_shapes_and_models_have_proofs_of_their_own(monkeypatch):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), OSError("no")])
-def test_a_proof_that_cannot_be_made_ends_no_run(load, on, made, capsys, error):
-    on(A100)
-    made(error)
-    settings = load(*RUN)
-    proven = auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD).attention
+def test_a_proof_that_cannot_be_made_ends_no_run(settled, capsys, error):
+    proven, settings, _ = settled(A100, error)
     assert proven == {} and str(error) in capsys.readouterr().err
-    assert (
-        attention.choose(settings, transformers.LlamaConfig(), proven=proven)[0] == "varlen"
-    )  # the rule without a proof
+    taken = attention.choose(settings, transformers.LlamaConfig(), proven=proven)
+    assert taken[0] == "varlen", "the rule without a proof"
 
 
-def test_where_nothing_agrees_auto_goes_by_what_is_installed(load, on, made, capsys, cache):
-    on(A100)
-    made(proof_of(A100))
-    settings = load(*RUN)
-    proven = auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD).attention
+def test_where_nothing_agrees_auto_goes_by_what_is_installed(settled, capsys, cache):
+    proven, *_ = settled(A100, proof_of(A100))
     assert proven == {} and "no attention is proven here" in capsys.readouterr().err
     assert not list(cache.glob("*"))  # it may have been a busy GPU: the next run tries again
 
 
-def test_what_the_user_names_is_taken_and_a_proof_against_it_is_told(load, on, made, capsys):
-    on(A100)
+def test_what_the_user_names_is_taken_and_a_proof_against_it_is_told(settled, capsys):
     proof = proof_of(A100, varlen=1.0)
     proof["paths"]["flash_attention_2"] = {"kind": "attention", "status": "wrong", "why": "logits are off by 3.0e-01"}
     proof["paths"]["liger"] = {"kind": "liger", "status": "wrong", "why": "gradients are off by 4.0e-01"}
     proofs.write(proof)
     named = {"model": {"attn_implementation": "flash_attention_2"}, "training": {"use_liger_kernel": True}}
-    calls, settings = made(proof), load(*RUN, **named)
-    proven = auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD).attention
+    proven, _, calls = settled(A100, proof, **named)
     said = capsys.readouterr().err
     assert "warning: flash_attention_2 does not compute" in said and "3.0e-01" in said
     assert "warning: liger does not compute" in said and "4.0e-01" in said
@@ -146,16 +146,12 @@ def test_all_ranks_take_what_every_device_has_proven():
 @pytest.mark.parametrize("second, expected", [
     (("host-2", A100["name"]), ["varlen"]), (("host-2", None), []), (("host-1", A100["name"]), ["flash_attention_2", "varlen"]),
 ])  # fmt: skip
-def test_ranks_settle_together(load, on, made, monkeypatch, second, expected):
+def test_ranks_settle_together(settled, monkeypatch, second, expected):
     """Rank 0 as it meets another: of another host, of one without a GPU, of its own host."""
-    on(A100)
-    made(proof_of(A100, flash_attention_2=5.0, varlen=6.0))
     answers = iter([second, {"attention": {"varlen": 7.0}} if second[0] == "host-2" and second[1] else None])
     monkeypatch.setattr(auto.ranks, "gather", lambda mine: [mine, next(answers)])
-    settings = load(*RUN)
-    proven = auto.settle(
-        settings, transformers.AutoConfig.for_model("llama", **LLAMA), World(0, 0, 2, 1, "host-1", "torchrun")
-    ).attention
+    proof = proof_of(A100, flash_attention_2=5.0, varlen=6.0)
+    proven, *_ = settled(A100, proof, World(0, 0, 2, 1, "host-1", "torchrun"))
     assert list(proven) == expected
 
 
@@ -194,14 +190,11 @@ def test_a_file_under_anothers_name_is_no_proof():
     assert found is None and A100["name"] in note and "not used" in note
 
 
-def test_a_cache_that_cannot_be_written_keeps_nothing(cache, load, on, made, capsys):
+def test_a_cache_that_cannot_be_written_keeps_nothing(cache, settled, capsys):
     cache.parent.mkdir()
     cache.write_text("a file where the folder should be")
     assert proofs.write(proof_of(A100, varlen=1.0)) is None
-    on(A100)
-    made(proof_of(A100, varlen=1.0))
-    settings = load(*RUN)
-    proven = auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD).attention
+    proven, *_ = settled(A100, proof_of(A100, varlen=1.0))
     assert proven == {"varlen": 1.0} and "cannot be kept" in capsys.readouterr().err
 
 
@@ -248,27 +241,23 @@ def late(proof, name, timeouts=1):
     return proof | {"paths": fresh, "fastest": judging.judge({key: {"kind": "attention"} for key in fresh}, fresh)}
 
 
-def test_a_path_that_ran_out_of_time_is_tried_again_by_the_next_run(load, on, made, capsys):
+def test_a_path_that_ran_out_of_time_is_tried_again_by_the_next_run(settled, capsys):
     """A cold disk or a busy GPU: the fast path is not given up for good."""
-    on(A100)
     good = proof_of(A100, SHAPES | {"micro_batch": 1}, flash_attention_2=5.0, sdpa=20.0)
     proofs.write(late(good, "flash_attention_2"))
-    calls, settings = made(good), load(*RUN)
-    proven = auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD).attention
+    proven, settings, calls = settled(A100, good)
     assert calls[0][1]["known"]["fastest"] == {"attention": "sdpa"}
     assert proven == {"flash_attention_2": 5.0, "sdpa": 20.0}
-    proven = auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD).attention
+    found(settings)
     assert len(calls) == 1, "it has its answer"
     assert "trying flash_attention_2" in capsys.readouterr().err
 
 
-def test_a_path_that_never_answers_is_given_up_and_a_second_try_that_fails_costs_nothing(load, on, made):
-    on(A100)
+def test_a_path_that_never_answers_is_given_up_and_a_second_try_that_fails_costs_nothing(settled):
     good = proof_of(A100, SHAPES | {"micro_batch": 1}, flash_attention_2=5.0, sdpa=20.0)
     assert judging.to_try(late(good, "flash_attention_2", judging.TRIES)) == []
     proofs.write(late(good, "flash_attention_2"))
-    calls, settings = made(RuntimeError("CUDA out of memory")), load(*RUN)
-    proven = auto.settle(settings, transformers.AutoConfig.for_model("llama", **LLAMA), WORLD).attention
+    proven, _, calls = settled(A100, RuntimeError("CUDA out of memory"))
     assert len(calls) == 1 and proven == {"sdpa": 20.0}
 
 

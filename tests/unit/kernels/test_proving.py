@@ -194,9 +194,8 @@ def test_time_that_is_over_leaves_paths_unproven():
     assert prove.proven_times(proof) == {}
 
 
-def test_a_gpu_that_is_not_there_is_a_users_mistake(capsys):
-    assert main(["kernels", "--device", "7"]) == 2
-    assert "flag --device" in capsys.readouterr().err
+def test_a_gpu_that_is_not_there_is_a_users_mistake(prints):
+    assert "flag --device" in prints(2, "kernels", "--device", "7")
     assert main(["kernels", str(Path("no") / "recipe.yaml")]) == 2
 
 
@@ -213,9 +212,8 @@ def test_the_command_takes_the_seconds_that_it_is_given(made, words, limits):
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan"])
-def test_no_time_for_a_proof_is_a_users_mistake(capsys, seconds):
-    assert main(["kernels", "--seconds", seconds]) == 2
-    assert "flag --seconds" in capsys.readouterr().err
+def test_no_time_for_a_proof_is_a_users_mistake(prints, seconds):
+    assert "flag --seconds" in prints(2, "kernels", "--seconds", seconds)
 
 
 def test_a_workers_imports_are_no_part_of_a_proofs_seconds(monkeypatch):

@@ -1,28 +1,38 @@
-"""Small files that expand beyond all measure end in one message, soon and in little memory."""
+"""Small files that expand beyond all measure, and what takes for ever, end in one message, soon and in little memory."""
 
+import asyncio
 import gc
 import json
 import os
 import re
+import resource
 import struct
 import threading
 import time
+import tracemalloc
+from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from brigade import __main__ as verbs
 from brigade.errors import UserError
+from brigade.report import library
 from brigade.train.data import chat_template, json_rows, rows, sources, table_rows
 from brigade.train.data.chat_template import ChatTemplates
+from brigade.train.data.data_files import paths_of
 from brigade.train.data.encode import Encoder, LoadedEncoder
-from brigade.train.host import limits
+from brigade.train.host import files, limits
+from brigade.train.local import coordinator
 from brigade.train.model import base_weights
 from brigade.train.model.config_json import read_config
 from brigade.train.recipe import flags
 from brigade.train.recipe.files import read_yaml
 from brigade.train.run import events
+from brigade.train.step.checkpoints import Checkpoints
 from brigade.train.strategy import deepspeed_config
 
 MIB = 2**20
@@ -172,6 +182,7 @@ def test_a_number_of_a_million_digits_is_a_bad_row(tmp_path):
 
 # ---- templates ---------------------------------------------------------------------------------------------------
 NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+CHAT = [{"role": "user", "content": "a"}]
 MARKS = "{% generation %}{{ messages[0].content }}{% endgeneration %}"
 
 
@@ -186,8 +197,7 @@ def encoder(template: str) -> LoadedEncoder:
 def test_a_template_that_takes_for_ever_is_stopped(trap, monkeypatch, mistake):
     monkeypatch.setattr(chat_template, "TEMPLATE_SECONDS", 0.2)
     began = time.monotonic()
-    chat = [{"role": "user", "content": "a"}]
-    assert "longer than 0.2 s" in mistake(encoder(trap + MARKS).chats.render, chat, None, {})
+    assert "longer than 0.2 s" in mistake(encoder(trap + MARKS).chats.render, CHAT, None, {})
     assert time.monotonic() - began < 2
 
 
@@ -196,8 +206,7 @@ def test_the_tokenizers_own_template_is_stopped_too(monkeypatch, load, mistake):
         chat_template = NESTED
 
         def apply_chat_template(self, **how):
-            chat = [{"role": "user", "content": "a"}]
-            return render_jinja_template([chat], chat_template=how["chat_template"])
+            return render_jinja_template([CHAT], chat_template=how["chat_template"])
 
     monkeypatch.setattr(chat_template, "TEMPLATE_SECONDS", 0.2)
     settings = load("--chat_template", "null")
@@ -226,9 +235,8 @@ LARGE = {
 
 @pytest.mark.parametrize("trap", LARGE.values(), ids=LARGE)
 def test_a_template_that_writes_far_more_than_its_chat_is_refused(trap):
-    chat = [{"role": "user", "content": "a"}]
     with pytest.raises(rows.BadRow, match="letters for a chat that has"):
-        encoder(trap + MARKS).chats.render(chat, None, {})
+        encoder(trap + MARKS).chats.render(CHAT, None, {})
 
 
 def test_a_long_chat_is_rendered():
@@ -238,9 +246,8 @@ def test_a_long_chat_is_rendered():
 
 @pytest.mark.parametrize("trap", ["{{ 'a' * 10 ** 11 }}", "{{ [0] * 10 ** 10 }}", "{{ '%100000000000d' % 1 }}"])
 def test_a_question_and_a_trial_of_a_template_have_a_limit_of_memory(trap, mistake):
-    chat = [{"role": "user", "content": "a"}]
-    assert "more than 1 GiB" in mistake(encoder(trap + MARKS).prompt, chat)
-    render = chat_template.bounded_template()(lambda: render_jinja_template([chat], chat_template=trap))
+    assert "more than 1 GiB" in mistake(encoder(trap + MARKS).prompt, CHAT)
+    render = chat_template.bounded_template()(lambda: render_jinja_template([CHAT], chat_template=trap))
     assert "TEMPLATE_BYTES" in mistake(render)
 
 
@@ -283,3 +290,72 @@ def test_data_that_never_ends_is_refused(name, tmp_path, mistake):
     path = tmp_path / f"{name}.jsonl"
     os.mkfifo(path) if name == "pipe" else path.symlink_to("/dev/zero")
     assert "a pipe, a socket or a device" in mistake(sources.files_of, str(path), "flag --train_file")
+
+
+# ---- limits of what strangers name -----------------------------------------------------------------------------------
+def test_a_connection_that_cannot_be_accepted_is_a_line(capfd):
+    async def refuse():
+        asyncio.get_running_loop().set_exception_handler(coordinator._say)
+        message = "socket.accept() out of system resource"
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": message, "exception": OSError(24, "Too many open files")}
+        )
+
+    asyncio.run(refuse())
+    said = capfd.readouterr().err
+    assert said == "coordinator: socket.accept() out of system resource: [Errno 24] Too many open files\n"
+
+
+def test_a_small_file_is_read_with_little_memory(tmp_path):
+    (tmp_path / "file").write_bytes(b"x" * 100_000)
+    tracemalloc.start()
+    assert files.read(tmp_path / "file") == b"x" * 100_000
+    assert tracemalloc.get_traced_memory()[1] < 2**20  # of 256 MiB that it may have
+    tracemalloc.stop()
+    with pytest.raises(OSError, match="larger than 99,999 bytes"):
+        files.read(tmp_path / "file", 99_999)
+    assert files.read(tmp_path / "file", 100_000) == b"x" * 100_000
+
+
+def test_report_says_that_its_pictures_need_addresses(monkeypatch, mistake):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2_000_000 << 10, -1))
+    said = mistake(library.picture, {"config": {}}, "")
+    assert "ulimit -v 2000000" in said and "--page_only" in said
+
+
+def test_a_verb_without_memory_ends_with_a_message(monkeypatch, capsys):
+    def none(_):
+        raise MemoryError
+
+    monkeypatch.setattr("brigade.report.command.run", none)
+    assert verbs.main(["report", "somewhere"]) == 1
+    assert "no more memory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("named, kept", [
+    ("/home/stranger/model/checkpoint-4", False), ("../../secret", False), ("checkpoint-4/..", False),
+    ("/elsewhere/moved/checkpoint-8", True), ("outputs/before/checkpoint-8", True),
+])  # fmt: skip
+def test_the_best_checkpoint_is_one_of_the_run_that_continues(named, kept, tmp_path, capsys):
+    """A state's path is where the run lay when it was written, or what somebody wrote into it."""
+    (tmp_path / "checkpoint-8").mkdir()
+    state = SimpleNamespace(best_metric=1.0, best_model_checkpoint=named, best_global_step=8)
+    run = SimpleNamespace(
+        settings=SimpleNamespace(remote="", resume_from_checkpoint=None), world=SimpleNamespace(is_main_rank=True)
+    )
+    trainer = SimpleNamespace(run=run, state=state, args=SimpleNamespace(output_dir=str(tmp_path)))
+    Checkpoints(trainer, 0).begin(tmp_path / "checkpoint-12")
+    if kept:
+        assert (state.best_model_checkpoint, state.best_global_step) == (str(tmp_path / "checkpoint-8"), 8)
+    else:
+        assert state.best_metric is state.best_model_checkpoint is state.best_global_step is None
+        said = capsys.readouterr().out
+        assert "is not beside it" in said and Path(named).name in said
+
+
+def test_what_a_recipe_has_fetched_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "rows.jsonl").write_text("{}")
+    for said in (f"fetching 'file://{tmp_path}/rows.jsonl' (theirs.yaml: data.train_file)", ""):
+        (copy,) = paths_of(f"file://{tmp_path}/rows.jsonl", "theirs.yaml: data.train_file")
+        assert copy.read_text() == "{}" and capsys.readouterr().out.strip() == said

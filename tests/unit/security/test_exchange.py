@@ -79,11 +79,9 @@ def test_not_a_number_arrives():
     assert math.isnan(exchange.decode(exchange.encode(math.nan), "rank 1"))
 
 
-@pytest.mark.parametrize(
-    "value",
-    [Batch(8, 2, 4, 1, 1e-5, "why"), States(1, 2, 3, shapes=((2, 3), ()), frozen=(((4,), 1),))],
-    ids=lambda value: type(value).__name__,
-)
+@pytest.mark.parametrize("value", [
+    Batch(8, 2, 4, 1, 1e-5, "why"), States(1, 2, 3, shapes=((2, 3), ()), frozen=(((4,), 1),)),
+], ids=lambda value: type(value).__name__)  # fmt: skip
 def test_records_are_sent_as_their_values(value):
     (arrived,) = ranks.gather(vars(value))
     assert type(value)(**arrived) == value
@@ -114,10 +112,9 @@ def forged(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["pickle", *FORGED])
-def test_forged_bytes_run_nothing_and_name_their_sender(name, tmp_path):
-    with pytest.raises(UserError) as caught:
-        exchange.decode(forged(name, tmp_path), "rank 3")
-    assert "rank 3" in caught.value.place and "docs/security.md" in caught.value.cure
+def test_forged_bytes_run_nothing_and_name_their_sender(name, tmp_path, user_error):
+    caught = user_error(exchange.decode, forged(name, tmp_path), "rank 3")
+    assert "rank 3" in caught.place and "docs/security.md" in caught.cure
     assert not (tmp_path / "marker").exists()
 
 

@@ -1,9 +1,12 @@
-"""Checkpoints and models of strangers: what they have pickled runs no code, and what they name lies in their own directory."""
+"""Checkpoints, models and runs of strangers: what they have pickled runs no code, what they name lies in their own directory, and
+only fields of the right type are read."""
 
 import json
+import math
 import os
 import pickle
 import shutil
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,10 +15,17 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
+from brigade.__main__ import main
 from brigade.errors import UserError
+from brigade.hosts import usage
+from brigade.top import table
+from brigade.top.watching import HostSeen, Watching
 from brigade.train.checkpoint import manifest, resume, saved_weights, states
 from brigade.train.host.cluster import World
 from brigade.train.model import base_weights
+from brigade.train.run import events, status
+from brigade.train.run.typed import ANSWER, DEEPEST, EVENT, HEARTBEAT, kept, loaded
+from brigade.train.run.typed import RUN as OF_RUN
 from brigade.train.upstream import deepspeed_optimizers, unpickling
 from testing.small_checkpoints import MODEL, MOMENTS, OPTIM, RUN, SAVE, WEIGHTS, Forged, save_fsdp2
 
@@ -65,7 +75,7 @@ def forge(path: Path, marker: Path, form: str) -> None:
 
 @pytest.mark.parametrize("form", ["torch.save", "protocol 4", "before torch 1.6", "a bare pickle"])
 @pytest.mark.parametrize(("engine", "name"), EACH)
-def test_what_strangers_have_pickled_runs_nothing(engine, name, form, checkpoint, marker):
+def test_what_strangers_have_pickled_runs_nothing(engine, name, form, checkpoint, marker, user_error):
     """It is refused with the file's name, and in the form that torch writes today with that of the class."""
     folder = checkpoint(engine)
     forge(folder / name, marker, form)
@@ -73,11 +83,10 @@ def test_what_strangers_have_pickled_runs_nothing(engine, name, form, checkpoint
     readers += [saved_weights.load] if engine != "one process" and not name.startswith(MOMENTS) else []
     readers += [lambda folder: deepspeed_optimizers.restore(ENGINE, str(folder))] if name.endswith(OPTIM) else []
     for read in readers:
-        with pytest.raises(UserError) as error:
-            read(folder)
-        assert (error.value.place, "safetensors" in error.value.cure) == (str(folder / name), True)
+        error = user_error(read, folder)
+        assert (error.place, "safetensors" in error.cure) == (str(folder / name), True)
         if form == "torch.save" or name.endswith(".metadata"):
-            assert "it holds posix.mkdir, which no checkpoint needs" in error.value.problem
+            assert "it holds posix.mkdir, which no checkpoint needs" in error.problem
 
 
 @pytest.mark.parametrize(
@@ -132,8 +141,8 @@ def test_the_classes_that_deepspeed_writes_are_there():
 def test_shards_of_fsdp2_lie_in_their_own_directory(outside, checkpoint):
     file = checkpoint("FSDP2") / WEIGHTS / ".metadata"
     metadata = pickle.loads(file.read_bytes())
-    for kept in metadata.storage_data.values():
-        kept.relative_path = outside
+    for shard in metadata.storage_data.values():
+        shard.relative_path = outside
     file.write_bytes(pickle.dumps(metadata))
     for read in (states_of, saved_weights.load):
         with pytest.raises(UserError, match=f"file of another directory: '{outside}'"):
@@ -209,25 +218,23 @@ def test_nobody_waits_for_a_pipe_or_reads_a_device_to_its_end(place, tmp_path, m
     assert "is a pipe, a socket or a device" in mistake(saved_weights.find, tmp_path, 2)
 
 
-@pytest.mark.parametrize("change", [
+FORGED = (
     {"run": 7},
     {"run": {"run": []}},
     {"run": {"cluster": "no"}},
     {"tokens": "many"},
     {"files": []},
     {"files": {"a": {}}},
-], ids=str)  # fmt: skip
-def test_a_forged_manifest_is_none(change, tmp_path):
-    folder = tmp_path / "checkpoint-2"
-    folder.mkdir()
-    (folder / manifest.RECORD).write_text(json.dumps({"format": 1, "files": {}} | change))
-    assert "brigade.json is not what was written" in manifest.flaw(folder)
+)
 
 
-@pytest.mark.parametrize("text", ["[]", "7", "[" * 100_000])
-def test_a_record_that_is_no_table_is_none(text, tmp_path):
+@pytest.mark.parametrize("text, said", [
+    *((json.dumps({"format": 1, "files": {}} | change), "brigade.json is not what was written") for change in FORGED),
+    *((text, "it cannot be read") for text in ("[]", "7", "[" * 100_000)),
+], ids=lambda text: text[:40])  # fmt: skip
+def test_a_forged_manifest_is_none(text, said, tmp_path):
     (tmp_path / manifest.RECORD).write_text(text)
-    assert "it cannot be read" in manifest.flaw(tmp_path)
+    assert said in manifest.flaw(tmp_path)
 
 
 def test_a_record_of_two_terabytes_is_a_flaw(tmp_path):
@@ -259,3 +266,97 @@ def test_a_damaged_file_without_a_checksum_costs_this_checkpoint_and_not_the_run
     forge(newest / damaged[0], newest / "marker", "torch.save")
     with pytest.raises(SystemExit):
         resume.agree(run, "", {})
+
+
+# ---- forged runs -----------------------------------------------------------------------------------------------------
+HOST = socket.gethostname()
+BEAT = {"rank": 0, "host": "elsewhere", "pid": 1, "step": 2, "phase": "forward", "seconds": 1.0}
+EVIL = ["x", [], {}, None, True, -1, 10**400, math.nan, math.inf, [[1]], {"a": {}}]
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = tmp_path / "run"
+    (folder / "heartbeats").mkdir(parents=True)
+    (folder / "run.yaml").write_text("{}")
+    return folder
+
+
+def nested(depth):
+    return "[" * depth + "]" * depth
+
+
+def test_only_fields_of_their_type_are_kept():
+    assert kept({"step": 3, "loss": math.nan, "text": "x", "more": [1]}, EVENT).keys() == {
+        "step",
+        "loss",
+        "text",
+        "more",
+    }
+    for value in ("3", -1, True, 10**400, [3], None):
+        assert kept({"step": value}, EVENT) == {}
+    assert kept({"hosts": ["a", 1]}, EVENT) == {} and kept({"hosts": "ab"}, OF_RUN) == {} and kept([1], OF_RUN) == {}
+    alias = []
+    alias.append(alias)
+    assert kept({"more": alias, "deep": loaded(nested(DEEPEST + 1)), 7: "x"}, EVENT) == {}
+
+
+def test_a_document_without_end_is_no_document():
+    with pytest.raises(ValueError, match="nested without end"):
+        loaded(nested(100_000))
+
+
+@pytest.mark.parametrize("key", [*BEAT, "waits", "tokens", "at"])
+def test_top_shows_forged_heartbeats(key, run, prints, monkeypatch):
+    from brigade.hosts import launches
+
+    monkeypatch.setattr(launches, "hosts", set)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    for number, value in enumerate(EVIL):
+        (run / "heartbeats" / f"rank-{number}.json").write_text(json.dumps(BEAT | {"rank": number, key: value}))
+    (run / "heartbeats" / "rank-99.json").write_text(json.dumps(BEAT | {"rank": 99}))
+    (run / "heartbeats" / "rank-98.json").write_text(nested(100_000))
+    (run / "events.jsonl").write_text("\n".join(json.dumps({"event": "slow", "rank": value}) for value in EVIL))
+    assert "elsewhere" in prints(0, "top", str(run), "--once")
+    assert all(type(says["rank"]) is int for says in usage.heartbeats(run).values())
+
+
+def test_status_of_forged_events(run, capsys):
+    lines = [{"event": "step", "time": value, "step": value, "steps": value, "loss": value} for value in EVIL]
+    lines += [{"event": "grace", "seconds": value} for value in EVIL]
+    (run / "events.jsonl").write_text("\n".join([*map(json.dumps, [*lines, *EVIL]), nested(100_000), "{"]))
+    (run / "run.yaml").write_text(
+        json.dumps({"run": {"strategy": "x", "hosts": {"a": 1}, "ranks": "9; id", "replicas": []}})
+    )
+    (run / "success.json").write_text("[]")
+    assert main(["status", str(run)]) == 0 and main(["status", "--json", str(run)]) == 0
+    known = status.of(run)
+    assert (known["state"], known["problem"]) == ("ended", "success.json is not what was written")
+    assert all(isinstance(line, dict) for line in events.read(run))
+    assert status.ranks_of({"ranks": "9; id"}) == 0
+
+
+@pytest.mark.parametrize("facts", [
+    {}, {"at": "x", "host": {}}, {"at": 1.0, "host": []}, {"at": 1.0, "host": {"busy": []}},
+    {"at": 1.0, "host": {"busy": 1.0, "joules": "x"}, "gpus": 7, "ranks": [1]}, {"at": 1.0, "host": {}, "gpus": [1, {"pids": 1}]},
+    {"at": 1.0, "host": dict.fromkeys(("busy", "total", "received", "sent", "joules"), "x")},
+    {"at": 1.0, "host": {}, "ranks": {"x": {}, "1": [], "2": {"step": "x", "waits": 3}, "3": BEAT | {"phase": 1}}},
+], ids=str)  # fmt: skip
+def test_a_host_that_says_nonsense_does_not_end_top(facts):
+    from brigade.errors.console import console
+
+    watching = Watching(["node1"], Path("run"), 1.0)
+    for seconds in (0, 1):
+        at = {"at": facts["at"] + seconds} if isinstance(facts.get("at"), float) else {}
+        watching.hosts["node1"].add(facts | at)
+    with Path(os.devnull).open("w") as nothing:
+        console(file=nothing).print(table.render(watching))
+    assert isinstance(watching.hosts["node1"], HostSeen)
+
+
+def test_what_runs_write_is_kept_whole():
+    assert kept(BEAT, HEARTBEAT) == BEAT
+    waits = {"collective": "all_reduce", "number": 7, "group": "0", "more": [1]}
+    assert kept(BEAT | {"waits": waits}, HEARTBEAT)["waits"] == waits
+    answer = {"step": 3, "source": "", "question": "a book " * 50_000, "reference": "its end", "answer": "x" * 200_000}
+    assert kept(answer, ANSWER) == answer

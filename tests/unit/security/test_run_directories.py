@@ -198,11 +198,10 @@ def test_whoever_locks_the_events_delays_the_page_for_a_moment(run, monkeypatch)
     assert 0.2 <= time.monotonic() - began < 3 and (run / "report.html").exists()
 
 
-def test_the_page_of_another_user_s_run_is_written_where_it_is_asked_for(run, monkeypatch, capsys, tmp_path):
+def test_the_page_of_another_user_s_run_is_written_where_it_is_asked_for(run, monkeypatch, prints, tmp_path):
     monkeypatch.setattr(page, "html", lambda records: page.MARK)
     monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
-    assert main(["report", str(run), "--page_only"]) == 2
-    said = capsys.readouterr().err
+    said = prints(2, "report", str(run), "--page_only")
     assert f"cure: name the page: --html {run.name}.html" in said and not (run / "report.html").exists()
     assert main(["report", str(run), "--page_only", "--html", str(tmp_path / "page.html")]) == 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ....errors import UserError, first_line
+from ... import upstream
 from .. import trial
 from ..tiny import shrink
 from .load import load
@@ -46,8 +47,6 @@ def load_checked(settings: Settings, tokenizer: PreTrainedTokenizerBase, config:
 def _tiny(config: PreTrainedConfig) -> PreTrainedModel:
     """Return a tiny random model of the architecture. Its tower has all layers where the config chooses some of them."""
     import torch
-
-    from ... import upstream
 
     sizes, vision = shrink(config.to_dict()), config.vision_config.to_dict()
     if getattr(config, "vision_feature_layer", None) is not None:

@@ -6,7 +6,7 @@ import pytest
 
 from brigade.train.data import chat_template, report
 from testing.chats import CHATS, HELD, said, same, words
-from testing.dialogues import tokenizers_of_families, unmarked
+from testing.dialogues import unmarked
 
 THINKS = said(
     {"content": "a"},
@@ -22,11 +22,6 @@ WITHIN = said(
 )
 PLAIN = said({"content": "a"}, {"content": "b"}, {"content": "c"}, {"content": "d"})
 CALL = {"function": {"name": "f", "arguments": {}}}
-
-
-@pytest.fixture(scope="module")
-def tokenizers():
-    return tokenizers_of_families()
 
 
 @pytest.fixture
