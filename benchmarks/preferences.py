@@ -4,7 +4,7 @@
     python -m benchmarks.preferences --losses           # one round of each, for the losses
     python -m benchmarks.preferences --only dpo ipo     # of RUNS these
     python -m benchmarks.preferences --without ours     # TRL and the plain loop
-    python -m benchmarks.preferences --short            # on rows of one sentence, which are nearly as long as one another; and SFT
+    python -m benchmarks.preferences --short            # DPO, KTO, ORPO and SFT on rows of one sentence, which are nearly alike
     python -m benchmarks.preferences --tiny             # every objective on a tiny random model, for the losses
 
 SmolLM2-135M-Instruct, all parameters, on sentences and the tool calls that they ask for: the same rows, order, batch, precision
@@ -96,7 +96,7 @@ NAMES = {OURS: "Brigade", PLAIN: "plain loop", TRL: "TRL"}
 
 # ---- the data ------------------------------------------------------------------------------------------------------
 def rows_of(kind: str, count: int, single: bool = False) -> list[Row]:
-    """Return pairs, answers, or judged answers of which two in three are good, of SOURCE's rows. single: a row has one sentence"""
+    """Return pairs, answers, or judged answers, of which two in three are good. single: a row has one sentence"""
     draw = random.Random(0)
     sizes = [
         1 if single else round(min(MOST, max(1.0, SENTENCES * draw.lognormvariate(0, SPREAD)))) for _ in range(count)
@@ -345,7 +345,7 @@ def main() -> None:
         "--only",
         nargs="+",
         choices=RUNS,
-        help="objectives (default: dpo kto orpo; with --short sft, too; with --tiny all)",
+        help="objectives (default: dpo kto orpo, with --short also sft, with --tiny all)",
     )
     parser.add_argument("--without", nargs="+", choices=PROGRAMS, default=[], help="programs that are left out")
     parser.add_argument("--rounds", type=int, default=5, help="a figure is their median (default: 5)")

@@ -11,9 +11,9 @@ _CHOSEN = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")  # a user's varia
 def keep() -> bool:
     """Let this process keep memory that it frees for its next tensors, and return whether its C library does.
 
-    By default glibc hands blocks from 32 MiB on, and the end of its heap, back to the system. So each step takes new pages for the
-    gradients and logits, and the kernel fills these with zeros first (mallopt(3)). What a user has set in the environment stays.
+    By default glibc hands large blocks and the end of its heap back to the system (mallopt(3)). So each step takes new pages for
+    gradients and logits, and the kernel fills these with zeros first. What a user has set in the environment stays.
     """
     chosen = any(name in os.environ for name in _CHOSEN) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
     mallopt = None if chosen else getattr(ctypes.CDLL(None), "mallopt", None)  # musl and macOS have none
-    return mallopt is not None and all([mallopt(option, _MOST) for option in _OPTIONS])
+    return mallopt is not None and all(mallopt(option, _MOST) for option in _OPTIONS)
