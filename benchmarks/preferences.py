@@ -80,7 +80,7 @@ RUNS = {
     "orpo": Run("pairs", {"objective": "orpo", "beta": 0.1}, "ORPO", {"beta": 0.1}),
     "simpo": Run("pairs", {"objective": "simpo", "beta": 2.0, "simpo_gamma": 0.5}, "CPO",
                  {"beta": 2.0, "simpo_gamma": 0.5, "loss_type": "simpo", "cpo_alpha": 0.0}),
-    "sft": Run("answers", {}, "SFT", {}, batch=2 * BATCH),  # as many answers as of pairs
+    "sft": Run("answers", {"objective": "sft"}, "SFT", {}, batch=2 * BATCH),  # as many answers as of pairs
     # Not with the tokenizer's own padding, which is eos: TRL would read the score before it.
     "reward": Run("pairs", {"objective": "reward"}, "Reward", {"pad_token": "<|endoftext|>"}),
 }  # fmt: skip
