@@ -135,13 +135,17 @@ def train_padded() -> None:
     from transformers import AutoModelForImageTextToText, Trainer, TrainingArguments
 
     model = AutoModelForImageTextToText.from_pretrained(WORK / "model", dtype=torch.float32, attn_implementation="sdpa")
-    job = JOB | {"output": str(WORK / "padded"), "result": str(WORK / "padded.json")}
-    arguments = TrainingArguments(**peers_count.arguments(job), remove_unused_columns=False)
+    arguments = TrainingArguments(
+        **peers_count.arguments(JOB | {"output": str(WORK / "padded")}), remove_unused_columns=False
+    )
     trainer = peers_count.counted(Trainer)(
         model=model, args=arguments, train_dataset=drawn(), data_collator=Reader(WORK / "model")
     )
-    peers_count.versions = dict  # those of the peers' environment
-    peers_count.train(trainer, job)
+    trainer.counter = peers_count.Counter()
+    trainer.add_callback(trainer.counter)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    (WORK / "padded.json").write_text(json.dumps(trainer.counter.result() | {"losses": losses}))
 
 
 def tables(rounds: list[tuple[Row, Row]]) -> str:
