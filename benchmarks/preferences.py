@@ -4,7 +4,7 @@
     python -m benchmarks.preferences --losses           # one round of each, for the losses
     python -m benchmarks.preferences --only dpo ipo     # of RUNS these
     python -m benchmarks.preferences --without ours     # TRL and the plain loop
-    python -m benchmarks.preferences --short            # on rows of one sentence, which are nearly as long as one another
+    python -m benchmarks.preferences --short            # DPO, KTO, ORPO and SFT on rows of one sentence, which are nearly alike
     python -m benchmarks.preferences --tiny             # every objective on a tiny random model, for the losses
 
 SmolLM2-135M-Instruct, all parameters, on sentences and the tool calls that they ask for: the same rows, order, batch, precision
@@ -41,9 +41,9 @@ ADAM = {"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_epsilon": 1e-8}
 
 
 class Run(NamedTuple):
-    """One objective. rows: pairs or judged; keys: of a recipe's training section; trainer, config: of TRL's
+    """One objective. rows: pairs, judged or answers; keys: of a recipe's training section; trainer, config: of TRL's
 
-    same_others: whether TRL's KTO reads the same answers of other rows as train.py
+    batch: rows of a step; same_others: whether TRL's KTO reads the same answers of other rows as train.py
     """
 
     rows: str
@@ -51,6 +51,7 @@ class Run(NamedTuple):
     trainer: str
     config: Row
     same_others: bool = False
+    batch: int = BATCH
 
 
 def _dpo(objective: str, loss_type: str, **keys: Any) -> Run:
@@ -79,10 +80,12 @@ RUNS = {
     "orpo": Run("pairs", {"objective": "orpo", "beta": 0.1}, "ORPO", {"beta": 0.1}),
     "simpo": Run("pairs", {"objective": "simpo", "beta": 2.0, "simpo_gamma": 0.5}, "CPO",
                  {"beta": 2.0, "simpo_gamma": 0.5, "loss_type": "simpo", "cpo_alpha": 0.0}),
+    "sft": Run("answers", {"objective": "sft"}, "SFT", {}, batch=2 * BATCH),  # as many answers as of pairs
     # Not with the tokenizer's own padding, which is eos: TRL would read the score before it.
     "reward": Run("pairs", {"objective": "reward"}, "Reward", {"pad_token": "<|endoftext|>"}),
 }  # fmt: skip
 MEASURED = ("dpo", "kto", "orpo")
+SHORT = (*MEASURED, "sft")
 FIGURES = (
     *("loss", "grad_norm", "kl", "rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies"),
     *("logps/chosen", "logps/rejected"),
@@ -93,7 +96,7 @@ NAMES = {OURS: "Brigade", PLAIN: "plain loop", TRL: "TRL"}
 
 # ---- the data ------------------------------------------------------------------------------------------------------
 def rows_of(kind: str, count: int, single: bool = False) -> list[Row]:
-    """Return pairs, or judged answers of which two in three are good, of SOURCE's rows. single: a row has one sentence"""
+    """Return pairs, answers, or judged answers, of which two in three are good. single: a row has one sentence"""
     draw = random.Random(0)
     sizes = [
         1 if single else round(min(MOST, max(1.0, SENTENCES * draw.lognormvariate(0, SPREAD)))) for _ in range(count)
@@ -109,6 +112,8 @@ def rows_of(kind: str, count: int, single: bool = False) -> list[Row]:
     ]
     if kind == "pairs":
         return pairs
+    if kind == "answers":
+        return [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in pairs]
     return [
         {"prompt": pair["prompt"], "completion": pair["chosen" if at % 3 else "rejected"], "label": bool(at % 3)}
         for at, pair in enumerate(pairs)
@@ -135,9 +140,9 @@ def build(run: Run, tiny: bool, short: bool = False) -> Row:
 
     WORK.mkdir(parents=True, exist_ok=True)
     kind = run.rows
-    every = rows_of(kind, STEPS * BATCH + HELD_OUT, single=tiny or short)
+    every = rows_of(kind, STEPS * run.batch + HELD_OUT, single=tiny or short)
     rows, heldout = every[:-HELD_OUT], every[-HELD_OUT:]
-    order = GlobalBatches(len(rows), BATCH, 1, 0, 1, SHARED["seed"]).order().flatten()
+    order = GlobalBatches(len(rows), run.batch, 1, 0, 1, SHARED["seed"]).order().flatten()
     recipe = as_flags(recipe=str(REPOSITORY / "recipes/smollm2-135m/full.yaml"))
     model = str(write_model(WORK / "tiny", "llama")) if tiny else location(flags.load(recipe))
     cycle = np.random.default_rng(0).permutation(len(rows))
@@ -180,8 +185,8 @@ def ours(run: Run, data: Row) -> Row:
             "max_length": MAX_LENGTH,
         },
         "training": {
-            "global_batch_size": BATCH,
-            "per_device_train_batch_size": BATCH,
+            "global_batch_size": run.batch,
+            "per_device_train_batch_size": run.batch,
             "max_steps": STEPS,
             "lr_scheduler_type": "constant",
             "logging_steps": 1,
@@ -218,7 +223,7 @@ def trl(run: Run, data: Row) -> Row:
         "train": data["drawn"],
         "others": data["others"] if run.same_others else None,
         "max_length": MAX_LENGTH,
-        "micro_batch": BATCH,
+        "micro_batch": run.batch,
         "accumulation": 1,
         "steps": STEPS - 1,  # after the first, which is not timed
         "arguments": {"train_sampling_strategy": "sequential", **ADAM},
@@ -287,9 +292,9 @@ def odds(results: dict[str, Row], beta: float) -> str:
     return f"The odds ratio's term at step 1: {', '.join(terms)}."
 
 
-def speed(kind: str, rounds: dict[str, list[Row]]) -> str:
+def speed(run: Run, rounds: dict[str, list[Row]]) -> str:
     """Items per second of each program, its peak memory, and by how much ours is faster in each round; medians of the rounds."""
-    items = BATCH * (STEPS - 1)
+    items = run.batch * (STEPS - 1)
     rates = {name: [items / row["seconds"] for row in rows] for name, rows in rounds.items()}
     lines = []
     for name, rows in rounds.items():
@@ -303,7 +308,7 @@ def speed(kind: str, rounds: dict[str, list[Row]]) -> str:
                 f"{max(row['others'] for row in rows):.0%}",
             ]
         )
-    unit = "pairs/s" if kind == "pairs" else "judged answers/s"
+    unit = "pairs/s" if run.rows == "pairs" else "answers/s"
     return markdown(["", unit, "peak memory", "Brigade / it", "the machine's CPU time of others, at most"], lines)
 
 
@@ -318,7 +323,7 @@ def measure(name: str, programs: list[str], rounds: int, patient: bool, tiny: bo
     """Run one objective, and print its tables. patient: wait before each run until the machine is quiet"""
     run = RUNS[name]
     data = build(run, tiny, short)
-    results = {program: plain(run, data) for program in programs if program == PLAIN}
+    results = {program: plain(run, data) for program in programs if program == PLAIN and run.rows != "answers"}
     timed: dict[str, list[Row]] = {program: [] for program in programs if program != PLAIN}
     for _ in range(rounds):
         for program, rows in timed.items():
@@ -330,13 +335,18 @@ def measure(name: str, programs: list[str], rounds: int, patient: bool, tiny: bo
     if name == "orpo":
         print(f"{odds(results, run.keys['beta'])}\n")
     if timed and not tiny:
-        print(speed(run.rows, timed), flush=True)
+        print(speed(run, timed), flush=True)
     WORK.joinpath(f"{name}.results.json").write_text(json.dumps(results | {"rounds": timed}, indent=1))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=RUNS, help="objectives (default: dpo kto orpo; with --tiny all)")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=RUNS,
+        help="objectives (default: dpo kto orpo, with --short also sft, with --tiny all)",
+    )
     parser.add_argument("--without", nargs="+", choices=PROGRAMS, default=[], help="programs that are left out")
     parser.add_argument("--rounds", type=int, default=5, help="a figure is their median (default: 5)")
     parser.add_argument("--losses", action="store_true", help="one round, which does not wait for a quiet machine")
@@ -345,10 +355,10 @@ def main() -> None:
     options = parser.parse_args()
     if TRL not in options.without:
         peers.prepare_peers()
-    print(f"{machine()}; fp32, {STEPS} steps of {BATCH}.")
+    print(f"{machine()}; fp32, {STEPS} steps of {BATCH}, of SFT {RUNS['sft'].batch}.")
     programs = [program for program in PROGRAMS if program not in options.without]
     once = options.losses or options.tiny
-    for name in options.only or (RUNS if options.tiny else MEASURED):
+    for name in options.only or (RUNS if options.tiny else SHORT if options.short else MEASURED):
         measure(name, programs, 1 if once else options.rounds, patient=not once, tiny=options.tiny, short=options.short)
 
 

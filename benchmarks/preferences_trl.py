@@ -39,7 +39,7 @@ class Clock(TrainerCallback):
 
 
 def classes(name: str) -> tuple[Any, Any]:
-    """Return a trainer of TRL's and its configuration: DPO, KTO, ORPO, CPO or Reward."""
+    """Return a trainer of TRL's and its configuration: DPO, KTO, ORPO, CPO, Reward or SFT."""
     import trl
     from trl.experimental import cpo, orpo
 

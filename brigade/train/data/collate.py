@@ -190,35 +190,37 @@ class Collate:
         }
 
     def _padded(self, sequences: list[TokenSequence]) -> MicroBatch:
-        longest = max(len(sequence["input_ids"]) for sequence in sequences)
-        longest += -longest % self.layout.multiple
+        lengths = [len(sequence["input_ids"]) for sequence in sequences]
+        longest = max(lengths) + -max(lengths) % self.layout.multiple
         shape = (len(sequences), longest)
         batch = {
-            "input_ids": torch.full(shape, self.pad_token_id),
-            "labels": torch.full(shape, IGNORED),
-            "attention_mask": torch.zeros(shape, dtype=torch.long),
+            "input_ids": _laid_out([sequence["input_ids"] for sequence in sequences], shape, self.pad_token_id),
+            "labels": _laid_out([sequence["labels"] for sequence in sequences], shape, IGNORED),
+            "attention_mask": _laid_out([np.ones(length, np.int64) for length in lengths], shape, 0),
         }
-        for number, sequence in enumerate(sequences):
-            length = len(sequence["input_ids"])
-            batch["input_ids"][number, :length] = torch.from_numpy(sequence["input_ids"])
-            batch["labels"][number, :length] = torch.from_numpy(sequence["labels"])
-            batch["attention_mask"][number, :length] = 1
         if self.layout.packed and not self.layout.compares:  # then padding is one more sample of its sequence
             del batch["attention_mask"]
-            lengths = [np.append(sequence["lengths"], longest - len(sequence["input_ids"])) for sequence in sequences]
-            batch["position_ids"] = torch.from_numpy(np.stack([positions(each) for each in lengths]))
+            own = [np.append(sequence["lengths"], longest - len(sequence["input_ids"])) for sequence in sequences]
+            batch["position_ids"] = torch.from_numpy(np.stack([positions(each) for each in own]))
         return batch
+
+
+def _laid_out(values: list[np.ndarray], shape: Sequence[int], behind: float) -> torch.Tensor:
+    """Return values of the tokens of sequences as these lie in a micro-batch of this shape: end to end, or one in each row.
+
+    values: of each sequence's tokens; behind: of padding, whose type the tensor takes
+    """
+    found = torch.full(tuple(shape), behind)
+    rows = [np.concatenate(values)] if len(found) == 1 else values
+    for row, own in zip(found, rows, strict=True):
+        row[: len(own)] = torch.from_numpy(own)
+    return found
 
 
 def _real(sequences: list[TokenSequence], ids: torch.Tensor) -> torch.Tensor:
     """Which tokens of a micro-batch of this shape belong to sequences with labels, which lie end to end or one in each row."""
-    found = torch.zeros(ids.shape, dtype=torch.bool)
-    begin, step = 0, 0 if len(ids) == 1 else ids.shape[1]
-    for number, sequence in enumerate(sequences):
-        begin, length = number * step if step else begin, len(sequence["input_ids"])
-        found.view(-1)[begin : begin + length] = bool((sequence["labels"] != IGNORED).any())
-        begin += length
-    return found
+    marks = [np.full(len(labels), bool((labels != IGNORED).any())) for labels in (each["labels"] for each in sequences)]
+    return _laid_out(marks, ids.shape, False)
 
 
 def _weights(sequences: list[TokenSequence], batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -231,13 +233,7 @@ def _weights(sequences: list[TokenSequence], batch: Mapping[str, torch.Tensor]) 
         np.repeat(sequence.get("weights", np.ones(len(sequence["lengths"]))), sequence["lengths"]).astype(np.float32)
         for sequence in sequences
     ]
-    found = torch.ones(batch["labels"].shape)
-    if len(found) == 1:
-        whole = np.concatenate(own)
-        found[0, : len(whole)] = torch.from_numpy(whole)
-    else:
-        for row, weights in zip(found, own, strict=True):
-            row[: len(weights)] = torch.from_numpy(weights)
+    found = _laid_out(own, batch["labels"].shape, 1.0)
     return found[:, batch["logits_to_keep"]] if "logits_to_keep" in batch else found
 
 

@@ -59,7 +59,7 @@ class Preferences(Averages):
             ratios = torch.zeros(2, dtype=torch.float64, device=self.trainer.args.device)
             for batch in micro_batches:
                 own = self.mismatched_ratios(batch)
-                ratios += torch.stack([own.sum(), own.new_tensor(float(len(own)))])
+                ratios += torch.stack([own.sum(), own.new_full((), len(own))])
             if distributed.is_initialized():
                 distributed.all_reduce(ratios)  # ranks with the same tokens count equally often
             divergence = (ratios[0] / ratios[1]).clamp(min=0)

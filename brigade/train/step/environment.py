@@ -9,7 +9,7 @@ from typing import TextIO
 
 from .. import upstream
 from ..distributed import devices, ranks
-from ..host import cpu_threads
+from ..host import cpu_threads, freed_memory
 from ..host.cluster import OWN_NUMBER, World
 from ..strategy import Strategy
 from ..upstream import deepspeed_kernels as kernels
@@ -56,6 +56,7 @@ def prepare_environment(world: World, strategy: Strategy) -> None:
         os.environ.update({name: str(device) for name in DEVICE if name in os.environ})
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it warns, whatever the strategy: accelerate imports it
+        freed_memory.keep()
     _silence(world)
 
 
