@@ -177,11 +177,10 @@ def main() -> None:
     write_model()
     rounds = []
     for _ in range(options.rounds):
-        of_round = []
-        for program in (ours, padded):
-            peers.wait_until_quiet()
-            of_round.append(program())
-        rounds.append(tuple(of_round))
+        peers.wait_until_quiet()
+        own = ours()
+        peers.wait_until_quiet()
+        rounds.append((own, padded()))
     print(f"{machine()}; fp32, {STEPS} steps of {BATCH}.\n\n{tables(rounds)}")
 
 
