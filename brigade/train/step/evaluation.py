@@ -14,18 +14,15 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from ...errors.console import counted
-from ..data.sampling import Loader
-from ..data.store import IGNORED, Samples
+from ..data.store import IGNORED
 from ..distributed import heartbeat, ranks
 from ..distributed.process import this_process
 from ..engines.engine import Engine
 from ..loss.distillation import Distillation
 from ..loss.preferences import Preferences
 from ..recipe.objectives import HIGHER, SCORE, objective_of, to_minimise
-from ..run.directory import Run
-from ..upstream.trainer import HookedTrainer
-from ..watch.throughput import Meter
 from . import sample_answers
+from .batches import BatchingTrainer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,24 +32,14 @@ if TYPE_CHECKING:
 CLOSE = 2e-3  # relative: a model that was read from its checkpoint has the loss that it had when it was saved
 
 
-class EvaluatingTrainer(HookedTrainer):
-    """Transformers' Trainer with our evaluation over `eval_dataset`: source name -> held-out samples.
+class EvaluatingTrainer(BatchingTrainer):
+    """Transformers' Trainer with our evaluation over `eval_dataset`: source name -> held-out samples."""
 
-    looks_as: at held-out samples: which rank of how many
-    """
-
-    run: Run
     engine: Engine
-    meter: Meter
-    looks_as: tuple[int, int]
     control: Any
     preferences: Preferences | None
     distillation: Distillation | None
     data: Prepared
-
-    @abstractmethod
-    def eval_loader(self, samples: Samples | torch.utils.data.Subset) -> Loader:
-        """Return the loader of a source's held-out samples."""
 
     @abstractmethod
     def at_rest(self) -> AbstractContextManager[object]:

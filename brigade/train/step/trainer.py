@@ -6,8 +6,7 @@ every run has. What it replaces of Transformers' private methods stands in upstr
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -21,8 +20,7 @@ from ...errors import UserError
 from .. import upstream
 from ..checkpoint import compatibility, manifest, states
 from ..data.answers import ANSWERS
-from ..data.collate import ABOUT, REAL, TEACHER, WEIGHTS, Collate, Inputs, MicroBatch, WithFiller, drawn, on_device
-from ..data.sampling import GlobalBatches, Loader, StreamBatches
+from ..data.collate import ABOUT, REAL, TEACHER, WEIGHTS, Inputs, MicroBatch
 from ..distributed import heartbeat, ranks
 from ..distributed.process import this_process
 from ..engines import parameter_groups, resharding
@@ -56,7 +54,6 @@ if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
     from ..data.prepare import Prepared
-    from ..data.store import Samples
 
 
 NOT_FOR_MODELS = (ABOUT, REAL, WEIGHTS, TEACHER, ANSWERS, tower.TOWER)  # keys of a micro-batch
@@ -65,12 +62,11 @@ NOT_FOR_MODELS = (ABOUT, REAL, WEIGHTS, TEACHER, ANSWERS, tower.TOWER)  # keys o
 class Trainer(EvaluatingTrainer):
     """Transformers' Trainer over our own batches.
 
-    Accelerate never sees the data loaders: it would shard them once more and repeat samples at an epoch's end.
     Losses are sums over supervised tokens divided by their number over the global batch (Transformers does that when
     the model takes num_items_in_batch), so neither accumulation nor the number of ranks changes them. Where samples have weights,
     both sums are of tokens times their weights.
 
-    place, data_rank: of this rank, on the axes and among all that see different sequences, over all replicas
+    place: of this rank, on the axes
     options: of each forward pass
     parameters: of the model; to look for them in all its modules takes as long as to clip their gradients
     """
@@ -233,72 +229,8 @@ class Trainer(EvaluatingTrainer):
         """Whether the engine reads it; if not, another engine or another number of ranks wrote it, and it is resharded."""
         return compatibility.is_native(checkpoint, self.run)
 
-    def to_device(self, inputs: MicroBatch) -> MicroBatch:
-        return on_device(inputs, self.args.device)
-
     def complete_weights(self, checkpoint: Path) -> None:
         states.complete(self.model, checkpoint)
-
-    # ---- batches -----------------------------------------------------------------------------------------------------
-    def _loader(
-        self,
-        rows: Any,
-        micro: int,
-        accumulation: int,
-        of: tuple[int, int],
-        seed: int | None,
-        size: int | None = None,
-        collate: Collate | None = None,
-    ) -> Loader:
-        shape = (len(rows), micro, accumulation, *of, seed)
-        kind: Callable[..., GlobalBatches] = GlobalBatches
-        if rows.streamed:
-            kind = StreamBatches
-        elif seed is not None:
-            kind = self.replica.batches()
-        batches = kind(*shape, None if rows.streamed else rows.counted(), size)
-        return Loader(
-            WithFiller(rows, self.pad_token_id), batches, collate or self.collate, self.args.dataloader_num_workers
-        )
-
-    def get_train_dataloader(self) -> Loader:
-        args, of = self.args, (self.data_rank, self.run.batch.data_parallel_size)
-        micro, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
-        return self._loader(self.train_dataset, micro, accumulation, of, args.seed, self.run.batch.global_size)
-
-    def eval_loader(self, samples: Samples | torch.utils.data.Subset, alone: tuple[int, int] | None = None) -> Loader:
-        """alone: (this rank, of how many), where each reads sequences of its own, and none of them in parts"""
-        whole = Collate(self.pad_token_id, self.collate.layout) if alone else None
-        of = alone or self.looks_as
-        return self._loader(samples, self.args.per_device_eval_batch_size, 1, of, None, collate=whole)
-
-    def set_initial_training_values(self, *about: object) -> tuple[int, ...]:
-        epochs, *others = super().set_initial_training_values(*about)
-        return self.replica.epochs(epochs), *others
-
-    def get_batch_samples(
-        self, epoch_iterator: Iterator[MicroBatch], num_batches: int, device: torch.device
-    ) -> tuple[list[MicroBatch], torch.Tensor | int | None]:
-        """Return the micro-batches of one step, and the supervised tokens of the step over all ranks, each times its weight.
-
-        No micro-batch where the run is over: it ended with its last checkpoint, and died before its model was saved.
-        """
-        if self.control.should_training_stop:
-            return [], None
-        streamed, step = self.train_dataset.streamed, self.state.global_step + 1
-        self.meter.start()
-        this_process.timeline.enter("first step")
-        this_process.heartbeat.enter(heartbeat.WINDOW if streamed else heartbeat.DATA, step)
-        for feature in self.features:
-            feature.before_step()
-        began = time.perf_counter()
-        micro_batches = [drawn(next(epoch_iterator)) for _ in range(num_batches)]
-        about = [batch[ABOUT] for batch in micro_batches]
-        self.meter.count(about, time.perf_counter() - began)
-        moved = [on_device(batch, device) for batch in micro_batches]
-        for feature in self.features:
-            feature.before_micro_batches(moved)
-        return moved, about[0].step_supervised
 
     # ---- a step ------------------------------------------------------------------------------------------------------
     def training_step(
