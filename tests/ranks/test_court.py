@@ -1,0 +1,92 @@
+"""Brigade answers each question of the court like a plain loop, and the court sees faults."""
+
+import copy
+import json
+
+import pytest
+
+from benchmarks.court import jobs, verdicts
+from benchmarks.court.questions import read
+from testing.ranks import run_ranks
+
+QUESTIONS = read()
+BRIGADE = jobs.PEERS["brigade"]
+SLOW = ("smollm2", "lora-fsdp2", "lora-zero3", "fsdp2", "zero3")
+
+
+@pytest.fixture(scope="session")
+def answers(tmp_path_factory):
+    """Return a function from a question's name to its job and the results of its ranks; questions of one number of ranks share
+    their processes."""
+    folder = tmp_path_factory.mktemp("court")
+    (folder / "brigade").mkdir()
+    done = {}
+
+    def ask(name):
+        if name not in done:
+            slow = name in SLOW
+            asked = [each for each in QUESTIONS.values() if (each.name in SLOW) == slow]
+            asked = [each for each in asked if each.ranks == QUESTIONS[name].ranks]
+            given = {each.name: jobs.job_of(each, BRIGADE, folder) for each in asked}
+            file = folder / f"jobs-{QUESTIONS[name].ranks}-{slow}.json"
+            file.write_text(json.dumps(list(given.values())))
+            ended = run_ranks("benchmarks.court.peers.brigade", str(file), ranks=QUESTIONS[name].ranks, timeout=300)
+            assert not ended.returncode, ended.stderr[-4000:]
+            done.update({of: (job, jobs.results_of(job)) for of, job in given.items()})
+        return done[name]
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in QUESTIONS]
+)
+def test_brigade_answers_like_the_plain_loop(answers, name):
+    verdict = verdicts.judge(QUESTIONS[name], *answers(name))
+    assert verdict.kind == verdicts.EQUAL, verdict
+
+
+def damaged(results, change):
+    found = copy.deepcopy(results)
+    change(found[0]["records"][0])
+    return found
+
+
+def test_the_court_sees_a_token_that_is_not_learned(answers):
+    job, results = answers("masks")
+
+    def forget(record):
+        for step in record["steps"]:
+            labels = step[0][0]["labels"]
+            labels[max(at for at, label in enumerate(labels) if label != -100)] = -100
+
+    verdict = verdicts.judge(QUESTIONS["masks"], job, damaged(results, forget))
+    assert verdict.kind == verdicts.WRONG and "learns 1 tokens fewer ('<|im_end|>')" in verdict.said
+
+
+def test_the_court_sees_a_row_that_is_left_out_and_one_that_comes_twice(answers):
+    job, results = answers("last-batch")
+    question = QUESTIONS["last-batch"]
+    less = verdicts.judge(question, job, damaged(results, lambda record: record["steps"][0][0].pop()))
+    assert "1 of 5 rows are not trained on" in less.said
+    more = verdicts.judge(
+        question, job, damaged(results, lambda record: record["steps"][0][0].append(record["steps"][0][0][0]))
+    )
+    assert "1 of 5 rows is trained on twice" in more.said
+
+
+def test_the_court_tells_a_mean_of_means_from_a_mean_over_tokens(answers):
+    job, results = answers("accumulation")
+    steps = verdicts.steps_of(results)
+    means = verdicts.plain.train(QUESTIONS["accumulation"], job["model_path"], steps, "micro-batches")
+    tokens = verdicts.plain.train(QUESTIONS["accumulation"], job["model_path"], steps)
+    assert abs(means.losses[0] - tokens.losses[0]) > 1e-3
+
+    def log(record):
+        for entry, loss, norm in zip(record["log"], means.losses, means.norms, strict=True):
+            entry |= {"loss": loss, "grad_norm": norm}
+
+    verdict = verdicts.judge(QUESTIONS["accumulation"], job, damaged(results, log))
+    assert (
+        verdict.kind == verdicts.WRONG and "loss" in verdict.said
+    )  # the weights are still those of a mean over tokens
