@@ -1,4 +1,4 @@
-"""NeMo Automodel, by what `automodel FILE` runs in each process, with its ChatDataset. Its recipe is not Transformers' Trainer."""
+"""NeMo Automodel, by what `automodel FILE` runs in each process, with its ChatDataset. It has a loop of its own."""
 
 from pathlib import Path
 from typing import Any
