@@ -13,8 +13,8 @@ CHAT = {"type": "chat_template", "field_messages": "messages", "roles_to_train":
 TYPES: dict[str, record.Job] = {
     "chat": CHAT,
     "text": {"type": "completion", "field": "text"},
-    "dpo": {"type": "chat_template.default"},
-    "kto": {"type": "chatml.argilla"},
+    "dpo": {"type": {"field_prompt": "prompt", "field_chosen": "chosen", "field_rejected": "rejected"}},
+    "kto": {"type": {"field_prompt": "prompt", "field_completion": "completion", "field_label": "label"}},
     "orpo": {"type": "chat_template.argilla"},
     "image": CHAT,
 }

@@ -8,7 +8,7 @@ from swift.pipelines import pretrain_main, rlhf_main, sft_main
 
 from benchmarks.court.peers import common, record
 
-MODEL_TYPES = {"llama": "llama3", "tied": "llama3", "smollm2": "llama3", "mistral": "mistral"}
+MODEL_TYPES = {"tied": "llama", "smollm2": "llama", "deepseek_v3-mtp": "deepseek_v3", "qwen3_5_text": "qwen3_5"}
 
 
 def rows_of(job: record.Job) -> str:
