@@ -21,16 +21,23 @@ from . import jobs, page, verdicts
 from .questions import Question, read
 
 
-def hear(peer: jobs.Peer, questions: list[Question], folder: Path, environments: Path | None) -> list[dict[str, Any]]:
-    """Let a peer answer, and return a row of results for each question."""
+def hear(
+    peer: jobs.Peer, questions: list[Question], folder: Path, environments: Path | None, again: bool
+) -> list[dict[str, Any]]:
+    """Let a peer answer, and return a row of results for each question. again: it has answered, in `folder`"""
     python = jobs.python_of(peer, environments)
     if python is None:
+        print(f"{peer.name}: no environment {peer.requirements} in {environments}")
         return []
-    found = jobs.run(peer, questions, folder, python)
+    if not again:
+        jobs.run(peer, questions, folder, python)
     rows = []
     for question in questions:
-        results = found[question.name]
-        verdict = verdicts.judge(question, jobs.job_of(question, peer, folder), results)
+        job = jobs.job_of(question, peer, folder)
+        if not jobs.has_answered(job):
+            continue
+        results = jobs.results_of(job)
+        verdict = verdicts.judge(question, job, results)
         rows.append(
             {
                 "peer": peer.name,
@@ -55,13 +62,13 @@ def main() -> None:
     parser.add_argument("--environments", type=Path, help="a directory of virtual environments")
     parser.add_argument("--install", action="store_true", help="make the environments that are missing")
     parser.add_argument("--folder", type=Path, help="where runs are kept; default: a temporary directory")
+    parser.add_argument("--again", action="store_true", help="run nothing: judge what lies in --folder")
     parser.add_argument("--write", action="store_true", help="write the results and the page")
     options = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
     questions = [question for name, question in read().items() if name in options.question]
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.folder or Path(temporary)).resolve()
-        rows = []
         for name in options.peer:
             peer = jobs.PEERS[name]
             if options.install and jobs.python_of(peer, options.environments) is None:
@@ -69,9 +76,9 @@ def main() -> None:
                     jobs.install(peer, options.environments)
                 except subprocess.CalledProcessError as error:
                     print(f"{name}: {error}")
-            rows += hear(peer, questions, folder, options.environments)
-    if options.write:
-        page.write(rows)
+            rows = hear(peer, questions, folder, options.environments, options.again)
+            if options.write:
+                page.write(rows)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from . import materials
 from .questions import HERE, Question
 
 Result = dict[str, Any]
-TIMEOUT = 240  # seconds for each job
+START, EACH = 60, 30  # seconds that a process may take, and each of its jobs
 
 
 class Peer(NamedTuple):
@@ -72,18 +73,20 @@ def job_of(question: Question, peer: Peer, folder: Path) -> Result:
     }
 
 
-def run(peer: Peer, questions: Iterable[Question], folder: Path, python: str) -> dict[str, list[Result]]:
-    """Let a peer answer questions; return the results of each one's ranks. What did not answer has {"failed"}."""
+def run(peer: Peer, questions: Iterable[Question], folder: Path, python: str) -> None:
+    """Let a peer answer questions. Those that it dies of leave {"failed"}."""
     jobs = {question: job_of(question, peer, folder) for question in questions}
     (folder / peer.name).mkdir(exist_ok=True)
+    for job in jobs.values():
+        shutil.rmtree(job["output"], ignore_errors=True)
+        for path in _files(job):
+            path.unlink(missing_ok=True)
     one = [question for question in jobs if question.ranks == 1]
     groups = [one] if one else []
-    groups += [
-        [question] for question in jobs if question.ranks > 1
-    ]  # each in processes of its own: engines leave traces
+    # Ranks are new for each question: engines leave traces.
+    groups += [[question] for question in jobs if question.ranks > 1]
     for group in groups:
         _start(peer, [jobs[question] for question in group], folder, python)
-    return {question.name: results_of(job) for question, job in jobs.items()}
 
 
 def _start(peer: Peer, jobs: list[Result], folder: Path, python: str) -> None:
@@ -96,8 +99,8 @@ def _start(peer: Peer, jobs: list[Result], folder: Path, python: str) -> None:
         launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--master_port", "29517"]
         command = [python, *module] if ranks == 1 else [python, *launcher, *module]
         log = folder / peer.name / f"{jobs[0]['question']}.log"
-        _run(command, log, TIMEOUT + 30 * len(jobs))
-        left = [job for job in jobs if not all(path.exists() for path in _files(job))]
+        _run(command, log, START + EACH * len(jobs))
+        left = [job for job in jobs if not has_answered(job)]
         if left:
             words = log.read_text(errors="replace").strip().splitlines()
             files = [path for path in _files(left[0]) if not path.exists()]
@@ -122,6 +125,10 @@ def _run(command: list[str], log: Path, timeout: float) -> None:
 
 def _files(job: Result) -> list[Path]:
     return [Path(f"{job['result']}.{rank}.json") for rank in range(job["ranks"])]
+
+
+def has_answered(job: Result) -> bool:
+    return all(path.exists() for path in _files(job))
 
 
 def results_of(job: Result) -> list[Result]:
