@@ -79,7 +79,7 @@ def run(peer: Peer, questions: Iterable[Question], folder: Path, python: str) ->
     (folder / peer.name).mkdir(exist_ok=True)
     for job in jobs.values():
         shutil.rmtree(job["output"], ignore_errors=True)
-        for path in _files(job):
+        for path in (*_files(job), *_files(job, ".died.json")):
             path.unlink(missing_ok=True)
     one = [question for question in jobs if question.ranks == 1]
     groups = [one] if one else []
@@ -90,7 +90,7 @@ def run(peer: Peer, questions: Iterable[Question], folder: Path, python: str) ->
 
 
 def _start(peer: Peer, jobs: list[Result], folder: Path, python: str) -> None:
-    """Run jobs. A process that dies leaves the job that it was at as failed; the next ones are started again."""
+    """Run jobs. What a process dies of has failed, and the next ones are started again; one that is to die is continued."""
     while jobs:
         file = folder / peer.name / "jobs.json"
         file.write_text(json.dumps(jobs))
@@ -101,6 +101,13 @@ def _start(peer: Peer, jobs: list[Result], folder: Path, python: str) -> None:
         log = folder / peer.name / f"{jobs[0]['question']}.log"
         _run(command, log, START + EACH * len(jobs))
         left = [job for job in jobs if not has_answered(job)]
+        died = [
+            path for job in left[:1] for path in _files(job, ".died.json") if path.exists() and not job.get("again")
+        ]
+        if died:
+            left[0]["again"] = True
+            jobs = left
+            continue
         if left:
             words = log.read_text(errors="replace").strip().splitlines()
             files = [path for path in _files(left[0]) if not path.exists()]
@@ -123,8 +130,8 @@ def _run(command: list[str], log: Path, timeout: float) -> None:
             out.write(f"\nkilled after {timeout:.0f} s\n")
 
 
-def _files(job: Result) -> list[Path]:
-    return [Path(f"{job['result']}.{rank}.json") for rank in range(job["ranks"])]
+def _files(job: Result, suffix: str = ".json") -> list[Path]:
+    return [Path(f"{job['result']}.{rank}{suffix}") for rank in range(job["ranks"])]
 
 
 def has_answered(job: Result) -> bool:

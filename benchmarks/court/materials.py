@@ -35,7 +35,7 @@ def model_of(question: Question, folder: Path) -> Path:
 
 
 def write_rows(question: Question, folder: Path) -> Path:
-    """Write the rows of a question, of images with their pictures, and return the file. Beside it lies one row more, for trainers
+    """Write the rows of a question, of images with their pictures, and return the file. Beside it lie two rows more, for trainers
     that hold rows out."""
     path = folder / "rows" / f"{question.rows}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,8 @@ def write_rows(question: Question, folder: Path) -> Path:
         rows = [_with_picture(row, number, path.parent) for number, row in enumerate(rows)]
     lines = [json.dumps(row) for row in rows]
     path.write_text("\n".join(lines) + "\n")
-    path.with_suffix(".heldout.jsonl").write_text("!".join(lines[0].rsplit(".", 1)) + "\n")
+    held_out = ("!".join(line.rsplit(".", 1)) for line in lines[:2])
+    path.with_suffix(".heldout.jsonl").write_text("".join(f"{line}\n" for line in held_out))
     return path
 
 

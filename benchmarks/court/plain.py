@@ -59,7 +59,7 @@ def pieces(row: Row) -> Iterator[tuple[str, bool]]:
         yield f"{START}{message['role']}\n", False
         thought = f"<think>{message['reasoning_content']}</think>" if "reasoning_content" in message else ""
         calls = [call["function"] for call in message.get("tool_calls", ())]
-        called = "".join(f"<call>{call['name']} {call['arguments']['city']}</call>" for call in calls)
+        called = "".join(f"<call>{call['name']} city={call['arguments']['city']}</call>" for call in calls)
         yield thought + message["content"] + called + END, message["role"] == "assistant"
         yield "\n", False
 

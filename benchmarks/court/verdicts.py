@@ -47,7 +47,7 @@ def judge(question: Question, job: Result, results: list[Result]) -> Verdict:
         seen = plain.see(question, path, rows, Path(job["file"]).parent)
         return _of_run(question, log, results[0].get("saved"), lambda _: seen, ("tokens",))
 
-    steps = steps_of(results)
+    steps = steps_of(question, results)
     expected = plain.samples(question, rows, path)
     read = reading(question, expected, steps, path)
     adapters = _adapters(results[0]) if question.lora else None
@@ -67,13 +67,19 @@ def whole_log(records: list[Result]) -> list[Result]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def steps_of(results: list[Result]) -> list[Step]:
+def steps_of(question: Question, results: list[Result]) -> list[Step]:
     """Return the micro-batches of each step, of all ranks."""
-    ranks = [[step for record in result["records"] for step in record["steps"]] for result in results]
+    ranks = [_continued([record["steps"] for record in result["records"]], question) for result in results]
     return [
         [[Sample(tuple(one["ids"]), tuple(one["labels"])) for one in batch] for of_rank in step for batch in of_rank]
         for step in zip(*ranks, strict=True)
     ]
+
+
+def _continued(parts: list[list[Any]], question: Question) -> list[Any]:
+    """Return the steps of a run that died and of the one that continued it, which may do some of them anew."""
+    *before, last = parts
+    return [step for part in before for step in part][: question.steps - len(last)] + last
 
 
 # ---- what is read ------------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """axolotl, by what `axolotl train FILE` calls in each process, with the tokenizer's chat template."""
 
-import contextlib
 import json
 import os
 from pathlib import Path
@@ -72,10 +71,7 @@ def answer(job: record.Job) -> str:
 
     config = config_of(job)
     file = Path(f"{job['result']}.yaml")
-    if job["dies_after"]:
-        file.write_text(yaml.safe_dump(config))
-        with contextlib.suppress(record.Killed):
-            do_cli(str(file))
+    if job["died"]:
         config["resume_from_checkpoint"] = f"{job['output']}/checkpoint-{job['dies_after']}"
     file.write_text(yaml.safe_dump(json.loads(json.dumps(config))))
     do_cli(str(file))

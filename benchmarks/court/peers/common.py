@@ -1,12 +1,11 @@
-"""What trainers that take Transformers' TrainingArguments share: their values for a job, and how a run that died is continued."""
+"""What trainers that take Transformers' TrainingArguments share: their values for a job."""
 
-import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.court.peers.record import Job, Killed
+from benchmarks.court.peers.record import Job
 
 # DeepSpeed's documented configuration for Transformers, with everything that the arguments decide left to them.
 ZERO: Job = {
@@ -68,12 +67,9 @@ def settle(job: Job) -> None:
 
 
 def trained(job: Job, make: Callable[[], Any]) -> str:
-    """Train, and save; a run that dies is made again, and continues from its checkpoint. Return where it saved."""
-    if job["dies_after"]:
-        with contextlib.suppress(Killed):
-            make().train()
+    """Train, and save; a run that has died continues from its checkpoint. Return where it saved."""
     trainer = make()
-    trainer.train(resume_from_checkpoint=bool(job["dies_after"]))
+    trainer.train(resume_from_checkpoint=job["died"])
     saved = f"{job['output']}/saved"
     trainer.save_model(saved)
     return saved

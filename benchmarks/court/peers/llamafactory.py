@@ -3,7 +3,6 @@
 It imports torchaudio, whose wheel wants CUDA's libraries. Without a GPU an empty module stands there: no row has sound.
 """
 
-import contextlib
 import importlib.machinery
 import json
 import sys
@@ -95,10 +94,8 @@ def answer(job: record.Job) -> str:
         config |= {"lora_rank": 4, "lora_alpha": 8, "lora_dropout": 0.0, "lora_target": "all"}
     if job["packing"]:
         config |= {"packing": True, "neat_packing": True}
-    if job["dies_after"]:
+    if job["died"]:
         config["overwrite_output_dir"] = False
-        with contextlib.suppress(record.Killed):
-            run_exp(dict(config))
         config["resume_from_checkpoint"] = f"{job['output']}/checkpoint-{job['dies_after']}"
     run_exp(dict(config))
     return str(job["output"])

@@ -1,6 +1,5 @@
 """ms-swift, by what `swift sft` and `swift rlhf` call, with its own template chatml."""
 
-import contextlib
 import json
 from pathlib import Path
 
@@ -61,9 +60,7 @@ def answer(job: record.Job) -> str:
     if job["kind"] in ("dpo", "kto", "orpo"):
         begin = rlhf_main
         words |= {"rlhf_type": job["kind"], "beta": 0.1}
-    if job["dies_after"]:
-        with contextlib.suppress(record.Killed):
-            begin(as_words(words))
+    if job["died"]:
         words["resume_from_checkpoint"] = f"{job['output']}/checkpoint-{job['dies_after']}"
         words["save_steps"] = job["steps"]
     begin(as_words(words))

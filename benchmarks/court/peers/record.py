@@ -8,6 +8,7 @@ import contextlib
 import importlib.metadata
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -29,17 +30,16 @@ class Refused(Exception):
     """A trainer has no way to do what is asked; the text says how that is known."""
 
 
-class Killed(BaseException):
-    """Stands for a process that dies in the middle of a run: nothing but what is on the disk is left."""
-
-
 def run(train: Callable[[Job], str | None]) -> None:
     """Train each job of the file that the command line names, and write `RESULT.RANK.json` of each beside it.
 
-    train: returns the directory that has what was saved, or None
+    train: returns the directory that has what was saved, or None. job["died"] says whether this run died before
     """
     for job in json.loads(Path(sys.argv[1]).read_text()):
-        result: Job = {"question": job["question"], "versions": _versions(), "records": []}
+        died = dead(job)
+        job["died"] = died.exists()
+        records = json.loads(died.read_text()) if job["died"] else []
+        result: Job = {"question": job["question"], "versions": _versions(), "records": records}
         job["records"] = result["records"]  # for an adapter of another trainer than Transformers'
         with watched(job, result["records"]):
             try:
@@ -52,6 +52,11 @@ def run(train: Callable[[Job], str | None]) -> None:
         temporary = Path(f"{job['result']}.{RANK}.tmp")
         temporary.write_text(json.dumps(result))
         temporary.rename(f"{job['result']}.{RANK}.json")
+
+
+def dead(job: Job) -> Path:
+    """Return where a run that dies leaves what it did."""
+    return Path(f"{job['result']}.{RANK}.died.json")
 
 
 def _versions() -> dict[str, str]:
@@ -75,7 +80,9 @@ def watched(job: Job, records: list[Job]) -> Any:
 
         def fetched(*given: Any, **named: Any) -> Any:
             if dies_after and self.state.global_step == dies_after:
-                raise Killed
+                record["log"] = [entry for entry in self.state.log_history if "loss" in entry]
+                dead(job).write_text(json.dumps(records))
+                os.kill(os.getpid(), signal.SIGKILL)
             found = fetch(*given, **named)
             if found[0]:
                 record["steps"].append([samples_of(batch) for batch in found[0]])
