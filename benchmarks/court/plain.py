@@ -199,6 +199,15 @@ def prefer(question: Question, path: Path, rows: list[Row]) -> Run:
     return _loop(question, trained, parameters, question.steps, lambda _: batch.means(everything)["loss"])
 
 
+def seen(path: Path, rows: list[Row], folder: Path) -> list[Sample]:
+    """Return rows with images as tokens."""
+    from transformers import AutoProcessor
+
+    processor = AutoProcessor.from_pretrained(path)
+    found = (plain_images.sample_of(processor, row, folder) for row in rows)
+    return [Sample(tuple(one.inputs["input_ids"][0].tolist()), tuple(one.labels.tolist())) for one in found]
+
+
 def see(question: Question, path: Path, rows: list[Row], folder: Path) -> Run:
     """Train on all rows with images in each step; the tower stays as it is."""
     from transformers import AutoProcessor

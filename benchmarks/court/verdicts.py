@@ -43,11 +43,15 @@ def judge(question: Question, job: Result, results: list[Result]) -> Verdict:
         return _of_run(
             question, log, results[0].get("saved"), lambda _: plain.prefer(question, path, rows), ("tokens",)
         )
-    if question.kind == "image":
-        seen = plain.see(question, path, rows, Path(job["file"]).parent)
-        return _of_run(question, log, results[0].get("saved"), lambda _: seen, ("tokens",))
-
     steps = steps_of(question, results)
+    if question.kind == "image":
+        folder = Path(job["file"]).parent
+        read = reading(question, plain.seen(path, rows, folder), steps, path)
+        trained = _of_run(
+            question, log, results[0].get("saved"), lambda _: plain.see(question, path, rows, folder), ("tokens",)
+        )
+        return trained if read.kind == EQUAL else read._replace(differences=trained.differences)
+
     expected = plain.samples(question, rows, path)
     read = reading(question, expected, steps, path)
     adapters = _adapters(results[0]) if question.lora else None

@@ -30,7 +30,7 @@ COLUMNS: dict[str, record.Job] = {
     "text": {"columns": {"prompt": "text"}},
     "dpo": {"ranking": True, "columns": {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}},
     "kto": {"columns": {"prompt": "prompt", "response": "completion", "kto_tag": "label"}},
-    "image": CHAT | {"columns": {"messages": "messages", "images": "images"}},
+    "image": CHAT | {"formatting": "sharegpt", "columns": {"messages": "messages", "images": "images"}},
 }
 OF_KIND: dict[str, record.Job] = {
     "dpo": {"template": "empty", "pref_beta": 0.1, "pref_loss": "sigmoid"},
@@ -54,9 +54,10 @@ def data_set(job: record.Job) -> Path:
         if "tools" in row:
             row["tools"] = json.dumps(row["tools"])
     (folder / "rows.json").write_text(json.dumps(rows))
+    # Rows of its form openai get a system message more, "detailed thinking off"; calls of tools have no other form.
     columns = COLUMNS["dpo" if job["kind"] == "orpo" else job["kind"]]
     if "tools" not in rows[0] and "tools" in columns["columns"]:
-        columns = columns | {"columns": {"messages": "messages"}}
+        columns = columns | {"formatting": "sharegpt", "columns": {"messages": "messages"}}
     (folder / "dataset_info.json").write_text(json.dumps({"court": {"file_name": "rows.json"} | columns}))
     return folder
 
@@ -92,6 +93,8 @@ def answer(job: record.Job) -> str:
     config |= OF_KIND.get(job["kind"], {})
     if job["lora"]:
         config |= {"lora_rank": 4, "lora_alpha": 8, "lora_dropout": 0.0, "lora_target": "all"}
+    if job["kind"] == "text":
+        config["packing"] = False  # a text is a sample
     if job["packing"]:
         config |= {"packing": True, "neat_packing": True}
     if job["died"]:
