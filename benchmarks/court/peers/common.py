@@ -42,6 +42,11 @@ def arguments(job: Job) -> Job:
         "save_steps": job["dies_after"] or 500,
     }
     if job["strategy"].startswith("zero"):
+        import deepspeed
+
+        deepspeed.init_distributed(
+            "gloo"
+        )  # on a CPU TrainingArguments leaves it out, and ZeRO-3 then divides by one rank
         given["deepspeed"] = zero_file(job)
     if job["strategy"] == "fsdp2":
         given |= {"fsdp": True, "fsdp_config": {"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}}

@@ -27,8 +27,16 @@ def _row(job: record.Job, row: record.Job) -> record.Job:
         more = {"label": row["label"]} if job["kind"] == "kto" else {"rejected_response": row["rejected"]}
         return {"messages": messages} | more
     if "tools" in row:
-        return row | {"tools": json.dumps(row["tools"])}
+        messages = [each for message in row["messages"] for each in _turns(message)]
+        return {"tools": json.dumps(row["tools"]), "messages": messages}
     return row
+
+
+def _turns(message: record.Job) -> list[record.Job]:
+    """Return a message as ms-swift's documentation writes calls of tools: each is a turn of its own."""
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    said = [{"role": message["role"], "content": message["content"]}] if message["content"] else []
+    return said + [{"role": "tool_call", "content": json.dumps(call)} for call in calls]
 
 
 def answer(job: record.Job) -> str:
