@@ -9,7 +9,9 @@ keeps what the runs wrote: logs, batches and saved models.
 """
 
 import argparse
+import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -65,6 +67,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="run nothing: judge what lies in --folder")
     parser.add_argument("--write", action="store_true", help="write the results and the page")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and end what runs
     transformers.utils.logging.disable_progress_bar()
     questions = [question for name, question in read().items() if name in options.question]
     with tempfile.TemporaryDirectory() as temporary:

@@ -1,5 +1,6 @@
 """Runs of trainers: a job for each question, in the trainer's own environment, all of one number of ranks one after the other."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -125,9 +126,11 @@ def _run(command: list[str], log: Path, timeout: float) -> None:
         try:
             process.wait(timeout)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
             out.write(f"\nkilled after {timeout:.0f} s\n")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _files(job: Result, suffix: str = ".json") -> list[Path]:

@@ -45,14 +45,15 @@ def config_of(job: record.Job) -> record.Job:
         "bf16": False,
         "fp16": False,
         "tf32": False,
-        "sdp_attention": True,
+        "attn_implementation": "sdpa",
         "logging_steps": 1,
         "val_set_size": 0,
         "output_dir": str(job["output"]),
-        "save_steps": given["save_steps"],
         "save_strategy": given["save_strategy"],
         "gradient_checkpointing": False,
     }
+    if job["dies_after"]:
+        config["save_steps"] = given["save_steps"]
     if job["lora"]:
         config |= {"adapter": "lora", "lora_r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "lora_target_linear": True}
     if job["kind"] in ("dpo", "kto", "orpo"):

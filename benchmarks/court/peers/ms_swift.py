@@ -1,9 +1,8 @@
 """ms-swift, by what `swift sft` and `swift rlhf` call, with its own template chatml."""
 
 import json
+import os
 from pathlib import Path
-
-from swift.pipelines import pretrain_main, rlhf_main, sft_main
 
 from benchmarks.court.peers import common, record
 
@@ -40,6 +39,9 @@ def _turns(message: record.Job) -> list[record.Job]:
 
 
 def answer(job: record.Job) -> str:
+    os.environ["USE_HF"] = "1"  # read when it is imported
+    from swift.pipelines import pretrain_main, rlhf_main, sft_main
+
     given = common.arguments(job)
     words = {key: value for key, value in given.items() if key not in ("use_cpu", "fsdp", "fsdp_config")}
     words |= {
