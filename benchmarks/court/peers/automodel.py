@@ -1,4 +1,8 @@
-"""NeMo Automodel, by what `automodel FILE` runs in each process, with its ChatDataset. It has a loop of its own."""
+"""NeMo Automodel, by what `automodel FILE` runs in each process, with its ChatDataset. It has a loop of its own.
+
+On a CPU it ends at its first line, torch.cuda.reset_peak_memory_stats(), which a torch without CUDA does not have. Here that does
+nothing.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -71,6 +75,9 @@ def answer(job: record.Job) -> str:
 
     if job["kind"] not in ASKED or job["strategy"].startswith("zero"):
         raise record.Refused("it has no such recipe or strategy, or this adapter does not ask it")
+    if not torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats = lambda *_: None
+        torch.cuda.max_memory_allocated = lambda *_: 0
     recipe: Any = train_ft.TrainFinetuneRecipeForNextTokenPrediction
     file = Path(f"{job['result']}.yaml")
     file.write_text(yaml.safe_dump(config_of(job)))
