@@ -3,8 +3,10 @@
 import copy
 import json
 import sys
+from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from benchmarks.court import jobs, verdicts
 from benchmarks.court.questions import read
@@ -95,3 +97,16 @@ def test_the_court_tells_a_mean_of_means_from_a_mean_over_tokens(answers):
     assert (
         verdict.kind == verdicts.WRONG and "loss" in verdict.said
     )  # the weights are still those of a mean over tokens
+
+
+def test_the_court_sees_half_of_an_adapter(answers, tmp_path):
+    job, results = answers("lora")
+    saved = load_file(Path(results[0]["saved"]) / "adapter_model.safetensors")
+    halves = {name: tensor[: len(tensor) // 2].contiguous() for name, tensor in saved.items()}
+    save_file(halves, tmp_path / "adapter_model.safetensors")
+    found = copy.deepcopy(results)
+    found[0]["saved"] = str(tmp_path)
+    verdict = verdicts.judge(QUESTIONS["lora"], job, found)
+    assert (
+        verdict.kind == verdicts.WRONG and "tensors are missing in what is saved, or have other shapes" in verdict.said
+    )
