@@ -56,7 +56,7 @@ def install(peer: Peer, environments: Path) -> None:
     folder = environments / str(peer.requirements)
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     wanted = HERE / "requirements" / f"{peer.requirements}.txt"
-    subprocess.run([str(folder / "bin/pip"), "install", "-r", str(wanted)], check=True)
+    subprocess.run([str(folder / "bin/pip"), "install", "--no-deps", "-r", str(wanted)], check=True)
 
 
 def job_of(question: Question, peer: Peer, folder: Path) -> Result:
