@@ -5,6 +5,7 @@ from typing import Any
 import train
 from benchmarks.court.peers import record
 from testing.command_line import as_flags
+from testing.runs import forget
 
 STRATEGIES = {
     "": [],
@@ -55,7 +56,7 @@ def answer(job: record.Job) -> str:
     if job["lora"]:
         flags |= {"use_peft": True, "lora_r": 4, "lora_alpha": 8, "lora_target_modules": "all-linear"}
     flags |= OF_KIND.get(job["kind"], {})
-    train.main([*as_flags(**flags), *STRATEGIES[job["strategy"]]])  # the same command continues a run that died
+    forget(train.main([*as_flags(**flags), *STRATEGIES[job["strategy"]]]))  # the same command continues a run that died
     return str(job["output"])
 
 
