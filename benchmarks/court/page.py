@@ -58,7 +58,7 @@ def cell(row: Row | None, noted: dict[str, dict[str, Row]]) -> str:
         return "not asked"
     kind = kind_of(row, noted)
     numbers = [value for value in row["differences"].values() if value == value]
-    much = f" by {max(numbers):.0e}" if kind == "wrong" and row["verdict"] == "wrong" and numbers else ""
+    much = f" by {max(numbers):.0e}" if kind == row["verdict"] == "wrong" and numbers and "loss " in row["said"] else ""
     return KINDS[kind] + much
 
 
@@ -84,7 +84,7 @@ def paragraphs(rows: list[Row], noted: dict[str, dict[str, Row]]) -> str:
             kind = kind_of(row, noted)
             if row["peer"] == peer.name and kind != "equal":
                 why = noted.get(peer.name, {}).get(row["question"], {}).get("why", "")
-                said = f"{KINDS[kind]}. {_sentence(row['said'])}{' ' + why if why else ''}"
+                said = " ".join(filter(None, (f"{KINDS[kind]}: {_sentence(row['said'])}", why)))
                 same.setdefault(said, []).append(f"`{row['question']}`")
         if same:
             found += [f"**{peer.title}**", "\n".join(f"- {', '.join(names)}: {said}" for said, names in same.items())]
@@ -92,7 +92,7 @@ def paragraphs(rows: list[Row], noted: dict[str, dict[str, Row]]) -> str:
 
 
 def _sentence(said: str) -> str:
-    said = said.replace("|", "/").replace("<", "\\<")
+    said = said.replace("<", "\\<")
     return said if not said or said.endswith(".") else f"{said}."
 
 
