@@ -27,10 +27,11 @@ def model_of(question: Question, folder: Path) -> Path:
         if question.model == "tied":
             _tie(path)
     shutil.copy(HERE / "court.jinja", path / "chat_template.jinja")
+    settings = json.loads((path / "tokenizer_config.json").read_text())
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # which older releases of Transformers know, too
     if question.pad_is_eos:
-        settings = json.loads((path / "tokenizer_config.json").read_text())
         settings["pad_token"] = settings["eos_token"]
-        (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
     return path
 
 
