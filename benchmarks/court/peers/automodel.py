@@ -1,0 +1,116 @@
+"""NeMo Automodel, by what `automodel FILE` runs in each process, with its ChatDataset. It has a loop of its own.
+
+On a CPU it ends at its first line, torch.cuda.reset_peak_memory_stats(), which a torch without CUDA does not have. Here that does
+nothing.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from benchmarks.court.peers import record
+
+ASKED = ("chat",)  # its recipes of texts read other files, and it has none of preferences
+
+
+def config_of(job: record.Job) -> record.Job:
+    tokenizer = {"_target_": "transformers.AutoTokenizer.from_pretrained"}
+    tokenizer |= {"pretrained_model_name_or_path": job["model_path"]}
+    optimizers = {
+        "sgd": {"_target_": "torch.optim.SGD"},
+        "adamw": {"_target_": "torch.optim.AdamW", "weight_decay": 0.0, "eps": 1e-4},
+    }
+    config: record.Job = {
+        "recipe": "TrainFinetuneRecipeForNextTokenPrediction",
+        "seed": 0,
+        "step_scheduler": {
+            "global_batch_size": job["micro"] * job["accumulation"] * job["ranks"],
+            "local_batch_size": job["micro"],
+            "ckpt_every_steps": job["dies_after"] or job["steps"],
+            "max_steps": job["steps"],
+            "num_epochs": job["steps"],
+        },
+        "dist_env": {"backend": "gloo", "timeout_minutes": 2},
+        "model": {
+            "_target_": "nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained",
+            "pretrained_model_name_or_path": job["model_path"],
+            "torch_dtype": "float32",
+            "attn_implementation": "sdpa",
+            "use_liger_kernel": False,
+        },
+        "checkpoint": {
+            "enabled": True,
+            "checkpoint_dir": job["output"],
+            "model_save_format": "safetensors",
+            "save_consolidated": True,
+        },
+        "distributed": {"strategy": "ddp" if job["strategy"] in ("", "ddp") else "fsdp2"},
+        "loss_fn": {"_target_": "nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy"},
+        "dataset": {
+            "_target_": "nemo_automodel.components.datasets.llm.ChatDataset",
+            "path_or_dataset_id": job["file"],
+            "tokenizer": tokenizer,
+        },
+        "dataloader": {
+            "_target_": "torchdata.stateful_dataloader.StatefulDataLoader",
+            "collate_fn": "nemo_automodel.components.datasets.utils.default_collater",
+            "shuffle": False,
+        },
+        "optimizer": optimizers[job["optim"]] | {"lr": job["learning_rate"]},
+        "max_grad_norm": 1e9,
+    }
+    if job["lora"]:
+        peft = {"_target_": "nemo_automodel.components._peft.lora.PeftConfig", "match_all_linear": True}
+        config["peft"] = peft | {"dim": 4, "alpha": 8, "dropout": 0.0}
+    if job["packing"]:
+        config["packed_sequence"] = {"packed_sequence_size": 256}
+    return config
+
+
+def answer(job: record.Job) -> str:
+    from nemo_automodel.components.config.loader import load_yaml_config
+    from nemo_automodel.recipes.llm import train_ft
+
+    if job["kind"] not in ASKED or job["strategy"].startswith("zero"):
+        raise record.Refused("it has no such recipe or strategy, or this adapter does not ask it")
+    if not torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats = lambda *_: None
+        torch.cuda.max_memory_allocated = lambda *_: 0
+    recipe: Any = train_ft.TrainFinetuneRecipeForNextTokenPrediction
+    file = Path(f"{job['result']}.yaml")
+    file.write_text(yaml.safe_dump(config_of(job)))
+    steps, log = [], []
+    begin = recipe._run_train_optim_step
+
+    def step(self: Any, batches: list[Any], *given: Any) -> Any:
+        steps.append([record.samples_of(_unshifted(batch)) for batch in batches])
+        found = begin(self, batches, *given)
+        log.append({"step": len(steps), **{key: float(found.metrics[key]) for key in ("loss", "grad_norm")}})
+        return found
+
+    recipe._run_train_optim_step = step
+    try:
+        trainer = recipe(load_yaml_config(file))
+        trainer.setup()
+        trainer.run_train_validation_loop()
+    finally:
+        recipe._run_train_optim_step = begin
+        job["records"].append({"steps": steps, "log": log})
+    (saved,) = sorted(Path(job["output"]).rglob("consolidated"))[-1:]
+    return str(saved)
+
+
+def _unshifted(batch: Any) -> dict[str, torch.Tensor]:
+    """Return a batch whose labels stand where their tokens are, as Transformers has them: here they stand one place before."""
+    ids, labels = batch["input_ids"], batch["labels"]
+    last = labels[:, -1:].clamp(min=0)
+    whole = torch.cat([torch.full_like(labels[:, :1], -100), labels], 1)
+    mask = torch.ones_like(whole) if "attention_mask" not in batch else batch["attention_mask"]
+    mask = torch.nn.functional.pad(mask, (0, whole.shape[1] - mask.shape[1]), value=1)
+    return {"input_ids": torch.cat([ids, last], 1), "labels": whole, "attention_mask": mask}
+
+
+if __name__ == "__main__":
+    record.run(answer)

@@ -1,0 +1,83 @@
+"""axolotl, by what `axolotl train FILE` calls in each process, with the tokenizer's chat template."""
+
+import json
+import os
+from pathlib import Path
+
+import yaml
+
+from benchmarks.court.peers import common, record
+
+CHAT = {"type": "chat_template", "field_messages": "messages", "roles_to_train": ["assistant"], "train_on_eos": "turn"}
+TYPES: dict[str, record.Job] = {
+    "chat": CHAT,
+    "text": {"type": "completion", "field": "text"},
+    "dpo": {"type": {"field_prompt": "prompt", "field_chosen": "chosen", "field_rejected": "rejected"}},
+    "kto": {"type": {"field_prompt": "prompt", "field_completion": "completion", "field_label": "label"}},
+    "orpo": {"type": "chat_template.argilla"},
+    "image": CHAT,
+}
+
+
+def config_of(job: record.Job) -> record.Job:
+    given = common.arguments(job)
+    config: record.Job = {
+        "base_model": job["model_path"],
+        "datasets": [{"path": job["file"], "ds_type": "json"} | TYPES[job["kind"]]],
+        "dataset_prepared_path": f"{job['result']}.prepared",
+        "chat_template": "tokenizer_default",
+        "sequence_len": 256,
+        "sample_packing": job["packing"],
+        "pad_to_sequence_len": False,
+        "micro_batch_size": 1 if job["packing"] else job["micro"],
+        "gradient_accumulation_steps": job["accumulation"],
+        "max_steps": job["steps"],
+        "num_epochs": job["steps"],
+        "learning_rate": job["learning_rate"],
+        "lr_scheduler": job["schedule"],
+        "warmup_steps": job["warmup"],
+        "optimizer": given["optim"],
+        "max_grad_norm": common.NO_CLIPPING,
+        "weight_decay": 0.0,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.999,
+        "adam_epsilon": 1e-4,
+        "bf16": False,
+        "fp16": False,
+        "tf32": False,
+        "attn_implementation": "sdpa",
+        "logging_steps": 1,
+        "val_set_size": 0,
+        "output_dir": str(job["output"]),
+        "save_strategy": given["save_strategy"],
+        "gradient_checkpointing": False,
+    }
+    if job["dies_after"]:
+        config["save_steps"] = given["save_steps"]
+    if job["lora"]:
+        config |= {"adapter": "lora", "lora_r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "lora_target_linear": True}
+    if job["kind"] in ("dpo", "kto", "orpo"):
+        config |= {"rl": job["kind"], "rl_beta": 0.1}
+    if job["strategy"].startswith("zero"):
+        config["deepspeed"] = given["deepspeed"]
+    if job["strategy"] == "fsdp2":
+        wrapped = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls_to_wrap": "LlamaDecoderLayer"}
+        config |= {"fsdp_version": 2, "fsdp_config": wrapped | {"state_dict_type": "FULL_STATE_DICT"}}
+    return config
+
+
+def answer(job: record.Job) -> str:
+    os.environ["AXOLOTL_DO_NOT_TRACK"] = "1"  # read when it is imported
+    from axolotl.cli.train import do_cli
+
+    config = config_of(job)
+    file = Path(f"{job['result']}.yaml")
+    if job["died"]:
+        config["resume_from_checkpoint"] = f"{job['output']}/checkpoint-{job['dies_after']}"
+    file.write_text(yaml.safe_dump(json.loads(json.dumps(config))))
+    do_cli(str(file))
+    return str(job["output"])
+
+
+if __name__ == "__main__":
+    record.run(answer)

@@ -1,0 +1,80 @@
+"""What trainers that take Transformers' TrainingArguments share: their values for a job."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.court.peers.record import Job
+
+# DeepSpeed's documented configuration for Transformers, with everything that the arguments decide left to them.
+ZERO: Job = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+}
+LORA: Job = {"r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+NO_CLIPPING = 1e9  # with 0 some trainers log no norm
+
+
+def arguments(job: Job) -> Job:
+    """Return values of TrainingArguments, by their names."""
+    given: Job = {
+        "output_dir": job["output"],
+        "per_device_train_batch_size": job["micro"],
+        "gradient_accumulation_steps": job["accumulation"],
+        "max_steps": job["steps"],
+        "learning_rate": job["learning_rate"],
+        "lr_scheduler_type": job["schedule"],
+        "warmup_steps": job["warmup"],
+        "optim": "sgd" if job["optim"] == "sgd" else "adamw_torch",
+        "weight_decay": 0.0,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.999,
+        "adam_epsilon": 1e-4,
+        "max_grad_norm": NO_CLIPPING,
+        "logging_steps": 1,
+        "report_to": "none",
+        "use_cpu": True,
+        "bf16": False,
+        "save_strategy": "steps" if job["dies_after"] else "no",
+        "save_steps": job["dies_after"] or 500,
+    }
+    if job["strategy"].startswith("zero"):
+        import deepspeed
+
+        deepspeed.init_distributed(
+            "gloo"
+        )  # on a CPU TrainingArguments leaves it out, and ZeRO-3 then divides by one rank
+        given["deepspeed"] = zero_file(job)
+    if job["strategy"] == "fsdp2":
+        given |= {"fsdp": True, "fsdp_config": {"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}}
+    return given
+
+
+def zero_file(job: Job) -> str:
+    """Write DeepSpeed's configuration for a job and return the file."""
+    stage = int(job["strategy"][-1])
+    sharded = {"stage": stage} | ({"stage3_gather_16bit_weights_on_model_save": True} if stage == 3 else {})
+    path = Path(f"{job['result']}.zero.json")
+    path.write_text(json.dumps(ZERO | {"zero_optimization": sharded, "zero_allow_untested_optimizer": True}))
+    return str(path)
+
+
+def settle(job: Job) -> None:
+    """Behind TrainingArguments: let Accelerate shard on a CPU, too. By itself it makes DDP of FSDP there without a word."""
+    if job["strategy"] == "fsdp2":
+        from accelerate.state import PartialState
+        from accelerate.utils import DistributedType
+
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+
+def trained(job: Job, make: Callable[[], Any]) -> str:
+    """Train, and save; a run that has died continues from its checkpoint. Return where it saved."""
+    trainer = make()
+    trainer.train(resume_from_checkpoint=job["died"])
+    saved = f"{job['output']}/saved"
+    trainer.save_model(saved)
+    return saved

@@ -1,0 +1,89 @@
+"""ms-swift, by what `swift sft` and `swift rlhf` call, with its own template chatml."""
+
+import json
+import os
+from pathlib import Path
+
+from benchmarks.court.peers import common, record
+
+MODEL_TYPES = {"tied": "llama", "smollm2": "llama", "deepseek_v3-mtp": "deepseek_v3", "qwen3_5_text": "qwen3_5"}
+
+
+def rows_of(job: record.Job) -> str:
+    """Write rows in ms-swift's form and return the file: messages, with a better answer as the last one."""
+    rows = [json.loads(line) for line in Path(job["file"]).read_text().splitlines()]
+    path = Path(f"{job['result']}.rows.jsonl")
+    path.write_text("".join(json.dumps(_row(job, row)) + "\n" for row in rows))
+    return str(path)
+
+
+def _row(job: record.Job, row: record.Job) -> record.Job:
+    if job["kind"] == "text":
+        return {"messages": [{"role": "assistant", "content": row["text"]}]}
+    if job["kind"] in ("dpo", "orpo", "kto"):
+        answer = row.get("chosen", row.get("completion"))
+        messages = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": answer}]
+        more = {"label": row["label"]} if job["kind"] == "kto" else {"rejected_response": row["rejected"]}
+        return {"messages": messages} | more
+    if "tools" in row:
+        messages = [each for message in row["messages"] for each in _turns(message)]
+        return {"tools": json.dumps(row["tools"]), "messages": messages}
+    return row
+
+
+def _turns(message: record.Job) -> list[record.Job]:
+    """Return a message as ms-swift's documentation writes calls of tools: each is a turn of its own."""
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    said = [{"role": message["role"], "content": message["content"]}] if message["content"] else []
+    return said + [{"role": "tool_call", "content": json.dumps(call)} for call in calls]
+
+
+def answer(job: record.Job) -> str:
+    os.environ["USE_HF"] = "1"  # read when it is imported
+    from swift.pipelines import pretrain_main, rlhf_main, sft_main
+
+    given = common.arguments(job)
+    words = {key: value for key, value in given.items() if key not in ("use_cpu", "fsdp", "fsdp_config")}
+    words |= {
+        "model": job["model_path"],
+        "model_type": MODEL_TYPES.get(job["model"], job["model"]),
+        "template": "dummy" if job["kind"] in ("text", "dpo", "kto", "orpo") else "chatml",
+        "dataset": rows_of(job),
+        "split_dataset_ratio": 0,
+        "tuner_type": "lora" if job["lora"] else "full",
+        "torch_dtype": "float32",
+        "attn_impl": "sdpa",
+        "gradient_checkpointing": False,
+        "max_length": 256,
+        "add_version": False,
+        "use_hf": True,
+        "save_strategy": "steps",
+        "save_steps": job["dies_after"] or job["steps"],
+    }
+    if job["strategy"] == "fsdp2":
+        words["fsdp"] = "fsdp2"
+    if job["lora"]:
+        words |= {"lora_rank": 4, "lora_alpha": 8, "lora_dropout": 0.0, "target_modules": "all-linear"}
+    if job["packing"]:
+        words |= {"packing": True, "per_device_train_batch_size": 1}
+    begin = pretrain_main if job["kind"] == "text" else sft_main
+    if job["kind"] in ("dpo", "kto", "orpo"):
+        begin = rlhf_main
+        words |= {"rlhf_type": job["kind"], "beta": 0.1}
+    if job["died"]:
+        words["resume_from_checkpoint"] = f"{job['output']}/checkpoint-{job['dies_after']}"
+        words["save_steps"] = job["steps"]
+    begin(as_words(words))
+    return f"{job['output']}/checkpoint-{job['steps']}"
+
+
+def as_words(values: record.Job) -> list[str]:
+    return [
+        word
+        for key, value in values.items()
+        for word in (f"--{key}", value if isinstance(value, str) else json.dumps(value))
+    ]
+
+
+if __name__ == "__main__":
+    record.run(answer)
