@@ -11,6 +11,7 @@ import tempfile
 
 import pytest
 
+from brigade.train.host import freed_memory
 from brigade.train.upstream import deepspeed_kernels
 from testing import ranks
 
@@ -29,6 +30,7 @@ sys.dont_write_bytecode = False
 logging.getLogger().addHandler(logging.NullHandler())  # else Python prints the warnings of loggers that have none
 # A shell ignores Ctrl-C for what it runs in the background, and whoever is started there inherits that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+freed_memory.keep = bool  # it is for good, and what a later test reads under a limit of memory would have that room
 deepspeed_kernels.find()  # where `make setup` has compiled them, whichever test asks for them first
 
 AT_START = dict(os.environ)
