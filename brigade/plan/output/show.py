@@ -102,7 +102,7 @@ def of_layers(shape: ModelShape) -> Iterator[str]:
         yield f"{layers} of {shape.name}'s {shape.layers} have a {shape.mixer.kind} {place} attention: {how}."
     if shape.masked:
         how = "so SDPA computes attention in all layers, with masks where they have a window. It is counted as twice as slow as "
-        how += "FlashAttention-2, as it is for narrower heads: no run of published tables has such layers"
+        how += "FlashAttention-2, which was measured with narrower heads; no run of published tables has such layers"
         yield f"{shape.name} has heads of {shape.head_dim}, wider than FlashAttention takes, {how}."
 
 
