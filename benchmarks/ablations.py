@@ -47,6 +47,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "attention's own rates": {"attention": False},
     "attention's rate grows with the length": {"flash_half_length": NONE},
     "narrow heads are slower": {"exponential_width": NONE},
+    "SDPA's memory-efficient kernel": {"efficient_attention": 1},
     "the last wave of a product": {"product_tile": (1e-6, 1e-6)},
     "a tile's start and end": {"tile_fill": 0},
     "drivers": {"drivers": False},

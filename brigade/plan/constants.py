@@ -20,6 +20,7 @@ class Constants:
     grouped_share: float
     flash_half_length: Mapping[str, float]
     exponential_width: Mapping[str, float]
+    efficient_attention: int
     scan_exponential: int
     scan_exponential_back: int
     scan_chunk: int

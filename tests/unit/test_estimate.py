@@ -287,6 +287,14 @@ def test_narrow_heads_attend_slower():
     assert narrow == pytest.approx([0.75 * wide, 0.5 * wide])
 
 
+def test_heads_wider_than_flash_attention_takes_attend_as_slowly_as_sdpas_other_kernel():
+    usual, wide = (job(replace(LLAMA_8B, masked=masked)) for masked in (False, True))
+    assert attention_rate(wide, A100) == attention_rate(usual, A100) / 2
+    # Its kernel is the same where a run names a faster one, which would not take such heads either.
+    assert attention_rate(replace(wide, attention="flash3"), gpu("H100 80GB")) == attention_rate(wide, gpu("H100 80GB"))
+    assert step_time(wide, A100).total > step_time(usual, A100).total
+
+
 def test_a_matrix_larger_than_what_zero_3_keeps_gathered_is_gathered_whole():
     wide = ModelShape("wide", 4, 16384, 2**17, 128, 128, 128, 32000)
     assert memory(job(wide, engine="zero")).buffers > 2 * 16384 * 2**17

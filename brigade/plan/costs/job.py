@@ -316,6 +316,15 @@ class Job:
         return self.conventions.weights == 4
 
     @property
+    def by_masks(self) -> bool:
+        """Whether SDPA's memory-efficient kernel computes attention.
+
+        FlashAttention takes no masks, which images need whose tokens see each other, and no heads wider than 256.
+        """
+        of_images = self.images is not None and self.images.tower.masks
+        return self.attention != "eager" and (self.shape.masked or of_images)
+
+    @property
     def one_kernel_norm(self) -> bool:
         """Whether a norm is one kernel, which keeps its input and no fp32 copy of it."""
         return "norm" in self.kernels or self.shape.family.layer_norm

@@ -169,10 +169,10 @@ def _attention(job: Job) -> Iterator[Op]:
     shape = job.shape
     q, kv, heads = shape.query_width, shape.key_value_width, shape.heads
     keys_values = 2 * kv * (shape.made > 0)  # else they are kept where they were made
-    of_images = job.images is not None and job.images.tower.masks
-    if job.attention != "eager" and (shape.masked or of_images):
+    if job.by_masks:
         # SDPA has keys and values repeated for each head, and a mask in bf16 where a window is shorter than the sequence, or
         # where the tokens of an image see each other.
+        of_images = job.images is not None and job.images.tower.masks
         outside = of_images or (bool(shape.window) and job.sequence > shape.window)
         flops = 4 * q * (job.sequence if outside else job.scored / 2)
         kept = 4 * q + (4 * q if kv < 2 * q else keys_values) + 4 * heads + 2 * job.sequence * outside

@@ -98,10 +98,11 @@ def op_seconds(job: Job, g: Gpu, op: Op) -> tuple[float, float]:
 
 def attention_rate(job: Job, g: Gpu) -> float:
     """Return FLOPs per second of fused attention, for its length and the width of its heads; only the visible scores count."""
-    half, tokens = CONSTANTS.flash_half_length.get(job.attention, 0), max(8192.0, job.length)
-    beside, width = CONSTANTS.exponential_width.get(job.attention, 0), min(128, job.shape.head_dim)
+    kernel, times = ("flash2", CONSTANTS.efficient_attention) if job.by_masks else (job.attention, 1)
+    half, tokens = CONSTANTS.flash_half_length.get(kernel, 0), max(8192.0, job.length)
+    beside, width = CONSTANTS.exponential_width.get(kernel, 0), min(128, job.shape.head_dim)
     wide = (1 + beside / 128) / (1 + beside / width)
-    return g.attention_rate(job.attention) * wide * (1 + half / 8192) / (1 + half / tokens)
+    return g.attention_rate(kernel) / times * wide * (1 + half / 8192) / (1 + half / tokens)
 
 
 def driven(job: Job, g: Gpu) -> Gpu:

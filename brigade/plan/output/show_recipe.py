@@ -29,8 +29,7 @@ from .images import say_images
 from .objective import say_objective
 from .show import (
     describe,
-    of_hybrid,
-    of_wide_heads,
+    of_layers,
     recomputes,
     say,
     say_all,
@@ -163,10 +162,8 @@ def describe_recipe(plan: RecipePlan) -> None:
         say("", f"gated: accept {model.licence} on its page and set HF_TOKEN")
     if job.shape.experts and job.method == "lora":
         say("", "experts are no linear layers and stay as they are: adapters lie on the others (docs/methods.md)")
-    if job.shape.mixer:
-        say("", of_hybrid(job.shape))
-    if job.shape.masked:
-        say("", of_wide_heads(job.shape))
+    for said in of_layers(job.shape):
+        say("", said)
     if job.shape.family.sinks:
         say("", "its published experts are in MXFP4; they are loaded in bf16, as which they are counted here")
     each = f"{device.memory_gib:.0f} GiB"
