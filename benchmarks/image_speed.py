@@ -5,26 +5,28 @@
 
 A model of Qwen3-VL's kind with random weights, whose text has the shape of benchmarks/peers_data.py's, on pictures and the short
 questions about them of recipes/tiny-vision: the same rows, order, batch, precision (fp32), optimizer and learning rate for both.
-Each reads its images while it trains. Nothing is downloaded. The Trainer pads to the longest row of a batch, and computes all
-logits, as Transformers does by default; TRL's would need torchvision.
+Each reads its images while it trains. The rates go into results and the page. Nothing is downloaded. The Trainer pads to the
+longest row of a batch, and computes all logits, as Transformers does by default; TRL's would need torchvision.
 """
 
 import argparse
 import io
 import json
 import shutil
-import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import peers, peers_count, peers_data
-from benchmarks.pages import REPOSITORY, Row, machine, markdown
-from benchmarks.preferences import spread
+from benchmarks import peers, peers_count, peers_data, side_by_side
+from benchmarks.pages import EVIDENCE, REPOSITORY, RESULTS, Row, read, write
+from benchmarks.peers_tables import OURS
 from testing.command_line import as_flags
 
 RECIPE = REPOSITORY / "recipes" / "tiny-vision"
 WORK = REPOSITORY / "outputs" / "image_speed"
+PAGE, RESULTS_FILE = EVIDENCE / "images.md", RESULTS / "image_speed.jsonl"
+NAME = "images"  # of the rows of results
 STEPS, BATCH = 10, 8  # measured steps; rows of a step
 IMAGE = "<|image_pad|>"
 JOB: Row = {"steps": STEPS, "micro_batch": BATCH, "accumulation": 1, "learning_rate": 1e-4, "optim": "adamw_torch_fused",
@@ -148,21 +150,18 @@ def train_padded() -> None:
     (WORK / "padded.json").write_text(json.dumps(trainer.counter.result() | {"losses": losses}))
 
 
-def tables(rounds: list[tuple[Row, Row]]) -> str:
-    """Return what both did, as medians of the rounds, and how far their losses are apart."""
-    lines = []
-    for name, rows in zip(("Brigade", "Trainer, padded"), zip(*rounds, strict=True), strict=True):
-        rates = [STEPS * BATCH / row["seconds"] for row in rows]
-        ratios = [other["seconds"] / own["seconds"] for own, other in rounds] if name != "Brigade" else []
-        memory = statistics.median(row["peak_memory_gib"] for row in rows)
-        most = max(row["others"] for row in rows)
-        lines.append(
-            [name, spread(rates, 2), f"{memory:.2f} GiB", spread(ratios, 2, "x") if ratios else "", f"{most:.0%}"]
-        )
-    own, other = rounds[0]
-    apart = max(abs(mine - its) for mine, its in zip(own["losses"], other["losses"], strict=True))
-    head = ["", "samples/s", "peak memory", "Brigade / it", "the machine's CPU time of others, at most"]
-    return f"{markdown(head, lines)}\n\nLargest difference of a step's loss: {apart:.1e}."
+def apart(rounds: Sequence[tuple[Row, Row]]) -> float:
+    """Return by how much the losses of a step of the two differ at most."""
+    return max(
+        abs(mine - its) for own, other in rounds for mine, its in zip(own["losses"], other["losses"], strict=True)
+    )
+
+
+def tables() -> dict[str, str]:
+    """Return the page's table, where results have it."""
+    rows = read(RESULTS_FILE) if RESULTS_FILE.exists() else []
+    table = side_by_side.table(rows, {NAME: "samples"}, "Trainer")
+    return {"image-speed": f"{table}\n\nLargest difference of a step's loss: {rows[-1]['apart']:.1e}."} if table else {}
 
 
 def main() -> None:
@@ -181,7 +180,11 @@ def main() -> None:
         own = ours()
         peers.wait_until_quiet()
         rounds.append((own, padded()))
-    print(f"{machine()}; fp32, {STEPS} steps of {BATCH}.\n\n{tables(rounds)}")
+    own, other = (list(side) for side in zip(*rounds, strict=True))
+    measured = side_by_side.rows_of(NAME, {OURS: own, "padded": other}, STEPS * BATCH)
+    side_by_side.keep(RESULTS_FILE, [row | {"apart": apart(rounds)} for row in measured])
+    print(f"fp32, {STEPS} steps of {BATCH}.\n\n{tables()['image-speed']}")
+    write(PAGE, tables())
 
 
 if __name__ == "__main__":
