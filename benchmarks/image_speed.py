@@ -1,10 +1,11 @@
 """Training on images on this machine: samples per second of train.py and of a padded Trainer of Transformers, side by side.
 
     python -m benchmarks.image_speed              # five rounds of both, alternating
-    python -m benchmarks.image_speed --rounds 1
+    python -m benchmarks.image_speed --only uneven --rounds 1
 
 A model of Qwen3-VL's kind with random weights, whose text has the shape of benchmarks/peers_data.py's, on pictures and the short
 questions about them of recipes/tiny-vision: the same rows, order, batch, precision (fp32), optimizer and learning rate for both.
+Those rows are all equally long. Uneven ones have one to four of the questions, and pictures scaled to sides of 32 to 192 pixels.
 Each reads its images while it trains. The rates go into results and the page. Nothing is downloaded. The Trainer pads to the
 longest row of a batch, and computes all logits, as Transformers does by default; TRL's would need torchvision.
 """
@@ -12,6 +13,7 @@ longest row of a batch, and computes all logits, as Transformers does by default
 import argparse
 import io
 import json
+import random
 import shutil
 import sys
 from collections.abc import Sequence
@@ -26,7 +28,9 @@ from testing.command_line import as_flags
 RECIPE = REPOSITORY / "recipes" / "tiny-vision"
 WORK = REPOSITORY / "outputs" / "image_speed"
 PAGE, RESULTS_FILE = EVIDENCE / "images.md", RESULTS / "image_speed.jsonl"
-NAME = "images"  # of the rows of results
+EVEN, UNEVEN = "even", "uneven"
+NAMES = {EVEN: "rows of one length, samples", UNEVEN: "uneven rows, samples"}
+SIDE, SPREAD = 64, 0.5  # pixels of an uneven picture's side: median, and standard deviation of the logarithm
 STEPS, BATCH = 10, 8  # measured steps; rows of a step
 IMAGE = "<|image_pad|>"
 JOB: Row = {"steps": STEPS, "micro_batch": BATCH, "accumulation": 1, "learning_rate": 1e-4, "optim": "adamw_torch_fused",
@@ -46,22 +50,44 @@ def write_model() -> None:
     torch.manual_seed(peers_data.SEED)
     shutil.copytree(RECIPE, WORK / "model", dirs_exist_ok=True)
     (WORK / "model" / "config.json").write_text(json.dumps(config))
+    processor = json.loads((RECIPE / "preprocessor_config.json").read_text())
+    processor["size"]["longest_edge"] = 192 * 192  # pixels: uneven pictures are not scaled again
+    (WORK / "model" / "preprocessor_config.json").write_text(json.dumps(processor))
     model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(WORK / "model"))
     model.save_pretrained(WORK / "model")
 
 
-def drawn() -> list[Row]:
+def write_rows() -> None:
+    """Write the rows of both kinds, the same each time."""
+    import pyarrow
+    import pyarrow.parquet as parquet
+    from PIL import Image
+
+    table = parquet.read_table(RECIPE / "train.parquet")
+    parquet.write_table(table, WORK / f"{EVEN}.parquet")
+    draw, rows = random.Random(peers_data.SEED), table.to_pylist()
+    for row in rows:
+        row["messages"] = row["messages"][: 2 * draw.randint(1, len(row["messages"]) // 2)]
+        for each in row["images"]:
+            sides = [round(min(192.0, max(32.0, SIDE * draw.lognormvariate(0, SPREAD)))) for _ in range(2)]
+            file = io.BytesIO()
+            Image.open(io.BytesIO(each["bytes"])).resize(sides).save(file, "PNG")
+            each["bytes"] = file.getvalue()
+    parquet.write_table(pyarrow.Table.from_pylist(rows, table.schema), WORK / f"{UNEVEN}.parquet")
+
+
+def drawn(kind: str) -> list[Row]:
     """Return the rows of all steps in the order in which train.py draws them."""
     import pyarrow.parquet as parquet
 
     from brigade.train.data.sampling import GlobalBatches
 
-    rows = parquet.read_table(RECIPE / "train.parquet").to_pylist()
+    rows = parquet.read_table(WORK / f"{kind}.parquet").to_pylist()
     order = GlobalBatches(len(rows), BATCH, 1, 0, 1, JOB["seed"]).order().flatten()
     return [rows[place] for place in order[: (STEPS + 1) * BATCH]]
 
 
-def ours() -> Row:
+def ours(kind: str) -> Row:
     """One run of train.py: {"seconds", "losses", "others", ...}, of all steps but the first where seconds."""
     shutil.rmtree(WORK / "ours", ignore_errors=True)
     changed = {key: JOB[key] for key in ("learning_rate", "optim", "bf16", "seed")}
@@ -74,6 +100,7 @@ def ours() -> Row:
         "report_page": False,
     }
     places = {"model_name_or_path": WORK / "model", "tokenizer_name_or_path": WORK / "model", "from_scratch": False}
+    places["train_file"] = WORK / f"{kind}.parquet"
     more = {"lr_scheduler_type": "constant", "warmup_steps": 0, "weight_decay": 0, "report_to": "[]"}
     flags = changed | whole | quiet | places | more | {"output_dir": WORK / "ours"}
     words = as_flags(recipe=str(RECIPE / "full.yaml"), **{key: str(value) for key, value in flags.items()})
@@ -82,9 +109,9 @@ def ours() -> Row:
     return peers.from_log(history, STEPS) | {"others": others}
 
 
-def padded() -> Row:
+def padded(kind: str) -> Row:
     """One run of the Trainer, in a process of its own: as of ours()."""
-    others = peers._run([sys.executable, "-m", "benchmarks.image_speed", "--padded"], WORK / "padded.log")
+    others = peers._run([sys.executable, "-m", "benchmarks.image_speed", "--padded", kind], WORK / "padded.log")
     return json.loads((WORK / "padded.json").read_text()) | {"others": others}
 
 
@@ -131,7 +158,7 @@ class Reader:
         return batch | pixels | {"mm_token_type_ids": kinds.int()}
 
 
-def train_padded() -> None:
+def train_padded(kind: str) -> None:
     """Train by Transformers' Trainer, and write what it counted."""
     import torch
     from transformers import AutoModelForImageTextToText, Trainer, TrainingArguments
@@ -141,7 +168,7 @@ def train_padded() -> None:
         **peers_count.arguments(JOB | {"output": str(WORK / "padded")}), remove_unused_columns=False
     )
     trainer = peers_count.counted(Trainer)(
-        model=model, args=arguments, train_dataset=drawn(), data_collator=Reader(WORK / "model")
+        model=model, args=arguments, train_dataset=drawn(kind), data_collator=Reader(WORK / "model")
     )
     trainer.counter = peers_count.Counter()
     trainer.add_callback(trainer.counter)
@@ -152,37 +179,41 @@ def train_padded() -> None:
 
 def apart(rounds: Sequence[tuple[Row, Row]]) -> float:
     """Return by how much the losses of a step of the two differ at most."""
-    return max(
-        abs(mine - its) for own, other in rounds for mine, its in zip(own["losses"], other["losses"], strict=True)
-    )
+    pairs = [zip(own["losses"], other["losses"], strict=True) for own, other in rounds]
+    return max(abs(mine - its) for pair in pairs for mine, its in pair)
 
 
 def tables() -> dict[str, str]:
     """Return the page's table, where results have it."""
     rows = read(RESULTS_FILE) if RESULTS_FILE.exists() else []
-    table = side_by_side.table(rows, {NAME: "samples"}, "Trainer")
-    return {"image-speed": f"{table}\n\nLargest difference of a step's loss: {rows[-1]['apart']:.1e}."} if table else {}
+    table = side_by_side.table(rows, NAMES, "Trainer")
+    if not table:
+        return {}
+    return {"image-speed": f"{table}\n\nLargest difference of a step's loss: {max(row['apart'] for row in rows):.1e}."}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="a figure is their median (default: 5)")
-    parser.add_argument("--padded", action="store_true", help="only the Trainer's run, of a model that is there")
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=[*NAMES], help="kinds of rows (default: both)")
+    parser.add_argument("--padded", choices=NAMES, help="only the Trainer's run on these rows, which are there")
     options = parser.parse_args()
     if options.padded:
-        train_padded()
+        train_padded(options.padded)
         return
     WORK.mkdir(parents=True, exist_ok=True)
     write_model()
-    rounds = []
-    for _ in range(options.rounds):
-        peers.wait_until_quiet()
-        own = ours()
-        peers.wait_until_quiet()
-        rounds.append((own, padded()))
-    own, other = (list(side) for side in zip(*rounds, strict=True))
-    measured = side_by_side.rows_of(NAME, {OURS: own, "padded": other}, STEPS * BATCH)
-    side_by_side.keep(RESULTS_FILE, [row | {"apart": apart(rounds)} for row in measured])
+    write_rows()
+    for kind in options.only:
+        rounds = []
+        for _ in range(options.rounds):
+            peers.wait_until_quiet()
+            own = ours(kind)
+            peers.wait_until_quiet()
+            rounds.append((own, padded(kind)))
+        mine, its = zip(*rounds, strict=True)
+        measured = side_by_side.rows_of(kind, {OURS: mine, "padded": its}, STEPS * BATCH)
+        side_by_side.keep(RESULTS_FILE, [row | {"apart": apart(rounds)} for row in measured])
     print(f"fp32, {STEPS} steps of {BATCH}.\n\n{tables()['image-speed']}")
     write(PAGE, tables())
 
