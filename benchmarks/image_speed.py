@@ -183,13 +183,21 @@ def apart(rounds: Sequence[tuple[Row, Row]]) -> float:
     return max(abs(mine - its) for pair in pairs for mine, its in pair)
 
 
+def counts(rounds: Sequence[tuple[Row, Row]]) -> Row:
+    """Return the tokens of a step, by the Trainer's count: those of rows, with padding, and those with a label."""
+    its = rounds[0][1]
+    return {key: its[key] / STEPS for key in ("tokens", "positions", "supervised_tokens")}
+
+
 def tables() -> dict[str, str]:
-    """Return the page's table, where results have it."""
+    """Return the page's table, where results have it, and what a step of each kind of rows has."""
     rows = read(RESULTS_FILE) if RESULTS_FILE.exists() else []
-    table = side_by_side.table(rows, NAMES, "Trainer")
-    if not table:
-        return {}
-    return {"image-speed": f"{table}\n\nLargest difference of a step's loss: {max(row['apart'] for row in rows):.1e}."}
+    parts = [side_by_side.table(rows, NAMES, "Trainer")]
+    for row in {row["name"]: row for row in rows}.values():
+        kept, padded, labels = (f"{row[key]:.0f}" for key in ("tokens", "positions", "supervised_tokens"))
+        said = f"A step of {row['name']} rows has {kept} tokens, {padded} with padding, and {labels} have a label."
+        parts.append(f"{said} Its loss differs by at most {row['apart']:.1e}.")
+    return {"image-speed": "\n\n".join(parts)} if parts[0] else {}
 
 
 def main() -> None:
@@ -213,7 +221,7 @@ def main() -> None:
             rounds.append((own, padded(kind)))
         mine, its = zip(*rounds, strict=True)
         measured = side_by_side.rows_of(kind, {OURS: mine, "padded": its}, STEPS * BATCH)
-        side_by_side.keep(RESULTS_FILE, [row | {"apart": apart(rounds)} for row in measured])
+        side_by_side.keep(RESULTS_FILE, [row | {"apart": apart(rounds)} | counts(rounds) for row in measured])
     print(f"fp32, {STEPS} steps of {BATCH}.\n\n{tables()['image-speed']}")
     write(PAGE, tables())
 
