@@ -193,10 +193,11 @@ def tables() -> dict[str, str]:
     """Return the page's table, where results have it, and what a step of each kind of rows has."""
     rows = read(RESULTS_FILE) if RESULTS_FILE.exists() else []
     parts = [side_by_side.table(rows, NAMES, "Trainer")]
-    for row in {row["name"]: row for row in rows}.values():
+    newest = {row["name"]: row for row in rows}
+    for row in (newest[kind] for kind in NAMES if kind in newest):
         kept, padded, labels = (f"{row[key]:.0f}" for key in ("tokens", "positions", "supervised_tokens"))
         said = f"A step of {row['name']} rows has {kept} tokens, {padded} with padding, and {labels} have a label."
-        parts.append(f"{said} Its loss differs by at most {row['apart']:.1e}.")
+        parts.append(f"{said} The two losses of a step differ by at most {row['apart']:.1e}.")
     return {"image-speed": "\n\n".join(parts)} if parts[0] else {}
 
 

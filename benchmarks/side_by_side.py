@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.pages import Row, markdown, read, save, where
+from benchmarks.pages import Row, in_words, markdown, read, save, where
 from benchmarks.peers_tables import OURS, ratios, spread
 
 
@@ -24,6 +24,7 @@ def rows_of(name: str, rounds: Mapping[str, Sequence[Row]], items: int) -> list[
             "peak_memory_gib": round(each["peak_memory_gib"], 3),
             "others": each["others"],
             **here,
+            **({"versions": in_words(each["versions"])} if "versions" in each else {}),  # of the peers' environment
         }
         for program, given in rounds.items()
         for number, each in enumerate(given)
@@ -53,7 +54,7 @@ def table(rows: Sequence[Row], names: Mapping[str, str], beside: str) -> str:
         memory = [f"{statistics.median(row['peak_memory_gib'] for row in part):.2f} GiB" for part in (own, other)]
         rates = [spread(list(mine.values()), 2), spread(list(its.values()), 2), spread(ratios(mine, its), 2)]
         lines.append([title, len(mine), *rates, *memory, f"{max(row['others'] for row in own + other):.0%}"])
-        measured |= dict.fromkeys(f"{row['machine']}; {row['versions']}." for row in own)
+        measured |= dict.fromkeys(f"{row['machine']}; {row['versions']}." for row in own + other)
     head = ["", "rounds", "Brigade per second", f"{beside} per second", f"Brigade / {beside}", "memory of Brigade",
             f"memory of {beside}", "others' CPU time, at most"]  # fmt: skip
     return "\n\n".join([markdown(head, lines), *measured]) if lines else ""
