@@ -9,9 +9,9 @@
 
 SmolLM2-135M-Instruct, all parameters, on sentences and the tool calls that they ask for: the same rows, order, batch, precision
 (fp32), learning rate and optimizer for all. A rejected answer is another row's. A row has one to eight sentences, their number
-log-normal, for the lengths of answers that people compare are as uneven; with --short and --tiny it has one. Nothing is
-downloaded; TRL lives in .venv/peers (benchmarks/peers.py). Where TRL computes something else than the papers is told in
-docs/evidence/preferences.md.
+log-normal, for the lengths of answers that people compare are as uneven; with --short and --tiny it has one. Rates of DPO, KTO,
+ORPO and SFT go into results and the page, but not with --losses and --tiny. Nothing is downloaded; TRL lives in .venv/peers
+(benchmarks/peers.py). Where TRL computes something else than the papers is told in docs/evidence/preferences.md.
 """
 
 import argparse
@@ -19,18 +19,18 @@ import json
 import multiprocessing
 import random
 import shutil
-import statistics
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import peers
-from benchmarks.pages import REPOSITORY, Row, machine, markdown
+from benchmarks import peers, side_by_side
+from benchmarks.pages import EVIDENCE, REPOSITORY, RESULTS, Row, machine, markdown, read, write
 from testing.command_line import as_flags
 
 WORK = REPOSITORY / "outputs" / "preferences"
+PAGE, RESULTS_FILE = EVIDENCE / "preferences.md", RESULTS / "preferences.jsonl"
 SOURCE = REPOSITORY / "recipes/smollm2-135m/tool_calls/train.jsonl"
 STEPS, BATCH, HELD_OUT = 10, 4, 4  # one epoch; pairs or judged answers of a step; rows
 MAX_LENGTH = 512  # no row is as long
@@ -86,6 +86,8 @@ RUNS = {
 }  # fmt: skip
 MEASURED = ("dpo", "kto", "orpo")
 SHORT = (*MEASURED, "sft")
+TITLES = {"dpo": "DPO, pairs", "kto": "KTO, judged answers", "orpo": "ORPO, pairs", "sft": "SFT, answers"}
+OF_SHORT = "-short"  # at the end of a name of results: rows of one sentence
 FIGURES = (
     *("loss", "grad_norm", "kl", "rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies"),
     *("logps/chosen", "logps/rejected"),
@@ -292,35 +294,18 @@ def odds(results: dict[str, Row], beta: float) -> str:
     return f"The odds ratio's term at step 1: {', '.join(terms)}."
 
 
-def speed(run: Run, rounds: dict[str, list[Row]]) -> str:
-    """Items per second of each program, its peak memory, and by how much ours is faster in each round; medians of the rounds."""
-    items = run.batch * (STEPS - 1)
-    rates = {name: [items / row["seconds"] for row in rows] for name, rows in rounds.items()}
-    lines = []
-    for name, rows in rounds.items():
-        ratio = [over / under for over, under in zip(rates.get(OURS, []), rates[name], strict=False)]
-        lines.append(
-            [
-                NAMES[name],
-                spread(rates[name], 2),
-                spread([row["peak_memory_gib"] for row in rows], 2, " GiB"),
-                spread(ratio, 2, "x") if ratio and name != OURS else "",
-                f"{max(row['others'] for row in rows):.0%}",
-            ]
-        )
-    unit = "pairs/s" if run.rows == "pairs" else "answers/s"
-    return markdown(["", unit, "peak memory", "Brigade / it", "the machine's CPU time of others, at most"], lines)
-
-
-def spread(values: list[float], digits: int, unit: str = "") -> str:
-    """Median (smallest to largest)."""
-    return "{} ({} to {})".format(
-        *(f"{value:.{digits}f}{unit}" for value in (statistics.median(values), min(values), max(values)))
-    )
+def tables() -> dict[str, str]:
+    """Return the page's tables of both kinds of rows, where results have them."""
+    rows = read(RESULTS_FILE) if RESULTS_FILE.exists() else []
+    made = {
+        "preferences-speed": side_by_side.table(rows, TITLES, NAMES[TRL]),
+        "preferences-short": side_by_side.table(rows, {name + OF_SHORT: TITLES[name] for name in TITLES}, NAMES[TRL]),
+    }
+    return {name: table for name, table in made.items() if table}
 
 
 def measure(name: str, programs: list[str], rounds: int, patient: bool, tiny: bool, short: bool) -> None:
-    """Run one objective, and print its tables. patient: wait before each run until the machine is quiet"""
+    """Run one objective, and print its tables. patient: wait before each run until the machine is quiet, and keep the rates"""
     run = RUNS[name]
     data = build(run, tiny, short)
     results = {program: plain(run, data) for program in programs if program == PLAIN and run.rows != "answers"}
@@ -335,7 +320,11 @@ def measure(name: str, programs: list[str], rounds: int, patient: bool, tiny: bo
     if name == "orpo":
         print(f"{odds(results, run.keys['beta'])}\n")
     if timed and not tiny:
-        print(speed(run, timed), flush=True)
+        measured = side_by_side.rows_of(name + OF_SHORT * short, timed, run.batch * (STEPS - 1))
+        print(side_by_side.table(measured, {name + OF_SHORT * short: TITLES.get(name, name)}, NAMES[TRL]), flush=True)
+        if patient and len(timed) > 1 and name in TITLES:
+            side_by_side.keep(RESULTS_FILE, measured)
+            write(PAGE, tables())
     WORK.joinpath(f"{name}.results.json").write_text(json.dumps(results | {"rounds": timed}, indent=1))
 
 

@@ -39,9 +39,18 @@ def test_tables():
     assert preferences.losses(results).splitlines()[2] == "| 1 | 1.000000 | 1.000000 | 0.0e+00 |"
     assert preferences.losses(results).splitlines()[-1] == "| 10 | 1.000000 | 1.090000 | 9.0e-02 |"
     assert "| loss | TRL | 0.0e+00 | 9.0e-02 |" in preferences.agreement(results)
-    ours, theirs = ({"seconds": seconds, "peak_memory_gib": 2.0, "others": 0.01} for seconds in (18.0, 36.0))
-    lines = preferences.speed(preferences.RUNS["dpo"], {"ours": [ours] * 3, "trl": [theirs] * 3}).splitlines()
-    assert lines[2].startswith("| Brigade | 2.00 (2.00 to 2.00)") and "2.00x (2.00x to 2.00x)" in lines[3]
+
+
+def test_results_keep_the_newest_rows_of_each_name(monkeypatch, tmp_path):
+    monkeypatch.setattr(preferences, "RESULTS_FILE", tmp_path / "preferences.jsonl")
+    assert preferences.tables() == {}
+    for seconds in (9.0, 18.0):
+        ours, theirs = ({"seconds": each, "peak_memory_gib": 2.0, "others": 0.01} for each in (seconds, 36.0))
+        rows = preferences.side_by_side.rows_of("dpo-short", {"ours": [ours] * 3, "trl": [theirs] * 3}, 36)
+        preferences.side_by_side.keep(preferences.RESULTS_FILE, rows)
+    ((name, table),) = preferences.tables().items()
+    expected = "| DPO, pairs | 3 | 2.00 (2.00 to 2.00) | 1.00 (1.00 to 1.00) | 2.00 (2.00 to 2.00) | 2.00 GiB | 2.00 GiB | 1% |"
+    assert name == "preferences-short" and table.splitlines()[2] == expected
 
 
 def test_the_odds_ratios_term():
