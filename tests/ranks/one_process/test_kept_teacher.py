@@ -1,9 +1,11 @@
 """What a run keeps of its teacher beside the prepared data: each supervised token is asked for once."""
 
+import json
 import re
 
 import numpy as np
 import pytest
+import torch
 
 from brigade.__main__ import main as brigade
 from brigade.train.loss.distillation import Distillation
@@ -70,6 +72,21 @@ def test_a_saved_model_is_judged_by_the_words_that_were_kept(run, tmp_path, caps
     assert float(re.search(r"divergence from the teacher +([\d.]+)", capsys.readouterr().out)[1]) == pytest.approx(
         logged, abs=6e-5
     )
+
+
+def test_the_least_divergence_tells_the_best_checkpoint_and_stops_the_run(run, monkeypatch, tmp_path, capsys):
+    """It rises after step 2 while the loss falls on."""
+    apart = iter([4.0, 3.0, 2.0, 3.0, 2.0])
+    monkeypatch.setattr(Distillation, "take_held_out", lambda _: torch.tensor([next(apart), 1.0], dtype=torch.float64))
+    flags = ["--eval_steps", "1", "--save_steps", "1", "--load_best_model_at_end", "true", "--max_steps", "6"]
+    found, _ = run("best", *flags, "--metric_for_best_model", "eval_divergence", "--early_stopping_patience", "2")
+    assert len(found) == 4  # 2 once more is no better
+    of_steps = {entry["step"]: entry["eval_loss"] for entry in history(tmp_path / "best") if "eval_loss" in entry}
+    success = json.loads((tmp_path / "best/success.json").read_text())
+    assert success["saved_step"] == 2 and success["held_out_loss"] == pytest.approx(of_steps[2], rel=1e-5)
+    said = capsys.readouterr().out
+    assert "no held-out divergence below 2.0000 in 2 evaluations" in said
+    assert "Best held-out divergence of a checkpoint: 2.0000 at step 2" in said
 
 
 def test_more_words_than_there_are_keep_and_count_no_more(run, folder, tmp_path, capsys):
