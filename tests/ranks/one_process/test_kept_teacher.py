@@ -43,7 +43,7 @@ def test_a_teacher_reads_once_and_goes_on_where_it_was_interrupted(run, tmp_path
     whole = np.load(file)
     assert asked == len(whole) and whole["values"].shape == (asked, 8 + 1)
     assert "8 words of each token are kept beside the prepared data" in " ".join(capsys.readouterr().out.split())
-    assert run("second") == (first, 0)
+    assert run("second") == (first, 0) and run("shorter", "--max_steps", "1") == (first[:1], 0)
     known = whole.copy()
     known[-1] = np.zeros((), known.dtype)  # never computed; and one token's is damaged
     known["values"][0, -1] += 1
@@ -54,13 +54,15 @@ def test_a_teacher_reads_once_and_goes_on_where_it_was_interrupted(run, tmp_path
     assert "1 tokens' words are not what was written: computed anew" in capsys.readouterr().err
 
 
-def test_another_teacher_temperature_or_number_of_words_has_a_file_of_its_own(run, folder, tmp_path):
-    found = [run("own")]
+def test_what_another_teacher_would_say_or_of_other_samples_has_a_file_of_its_own(run, folder, tmp_path):
+    found, all_samples = [run("own")], 3
     for number, other in enumerate((
         ["--teacher", str(folder / distilling.MODEL)], ["--kd_temperature", "2"], ["--teacher_top_k", "9"],
+        ["--max_train_samples", "16"], ["--chat_template", "chatml"],
     )):  # fmt: skip
         found.append(run(f"other {number}", *other))
-        assert found[-1][1] == found[0][1] and len(kept(tmp_path)) == number + 2
+        assert found[-1][1] and len(kept(tmp_path)) == number + 2
+        assert (found[-1][1] == found[0][1]) == (number < all_samples)
     assert len({tuple(each) for each, _ in found}) == len(found)
 
 
