@@ -11,11 +11,11 @@ import numpy as np
 
 import train
 from brigade.train.data.store import MicroBatch
+from brigade.train.distributed import ranks
 from brigade.train.loss.distillation import Distillation
 
 
-def main(folder: str, *flags: str) -> None:
-    """Run train.py with these flags, and count."""
+def main() -> None:
     sound, asked = Distillation._look, list[int]()
 
     def look(self: Distillation, inputs: MicroBatch) -> np.ndarray:
@@ -24,12 +24,9 @@ def main(folder: str, *flags: str) -> None:
         return rows
 
     Distillation._look = look  # type: ignore[method-assign]
-    try:
-        train.main(list(flags))
-    finally:
-        Distillation._look = sound  # type: ignore[method-assign]
-    Path(folder, f"asked-{os.environ['RANK']}").write_text(str(sum(asked)))
+    train.main(sys.argv[2:])
+    Path(sys.argv[1], f"asked-{os.environ['RANK']}").write_text(str(sum(asked)))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    ranks.run_to_the_end(main)
