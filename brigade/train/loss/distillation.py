@@ -166,8 +166,7 @@ class Distillation(Averages):
 def of_teacher(settings: Settings) -> Settings:
     """Return the settings by which the teacher is loaded."""
     training = settings.recipe.training
-    named = settings.of_second(str(training.teacher), "teacher")
-    return named.with_model(load_in_4bit=training.teacher_load_in_4bit)
+    return settings.of_second(str(training.teacher), "teacher").with_model(load_in_4bit=training.teacher_load_in_4bit)
 
 
 def words_of_both(*configs: "PreTrainedConfig") -> int:

@@ -61,9 +61,7 @@ def check_tokens(
     if differing:
         token = min(differing, key=lambda each: ours.get(each, len(ours)))
         numbers = " and ".join(str(each.get(token, "missing")) for each in (other, ours))
-        problem = (
-            f"{len(differing):,} tokens differ: {token!r} is {numbers} in the {key}'s tokenizer and in the model's"
-        )
+        problem = f"{len(differing):,} tokens differ: {token!r} is {numbers} in the {key}'s tokenizer and the model's"
         raise UserError(settings.place(key), problem, cure)
 
 
