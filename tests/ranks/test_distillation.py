@@ -15,6 +15,7 @@ TOLERANCE = 1e-5  # relative
 QUICK = [Case("forward", "fsdp2", 2), Case("reverse", "zero3", 2), Case("few", "fsdp2", 2)]
 SLOW = [
     *(Case(form) for form in ("jsd", "warm")),
+    Case("weighed", "fsdp2", 2),
     *(Case("forward", variant=variant) for variant in ("packed", "padded", "tiles", "recomputed")),
     *(Case("forward", strategy, 2) for strategy in ("ddp", "zero2", "ddp_pp2", "zero3_sp2", "fsdp2_ep2")),
     *(Case("forward", strategy, 4) for strategy in ("hsdp", "fsdp2_tp2")),
