@@ -24,7 +24,7 @@ MODEL, MIXTURE, TEACHER = (
     "teacher",
 )  # directories; the teacher is a wider llama with unused rows at its end
 UNUSED = 5
-WEIGHTS = 1.0, 0.25, 2.0, 0.5, 3.0  # of the rows that are trained on, in turn; only "weighed" reads them
+WEIGHTS = 1.0, 0.25, 2.0, 0.5, 3.0  # of the rows that are trained on, in turn, in a column that only "weighed" reads
 FIGURES = ("loss", "grad_norm", "divergence", "cross_entropy")
 # Name -> keys of a recipe, and a rate at which the loss moves.
 FORMS: dict[str, dict[str, Any]] = {
@@ -36,7 +36,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "few reverse": {"loss_type": "reverse_kl", "learning_rate": 0.3, "teacher_top_k": 8},
     "few jsd": {"loss_type": "jsd", "beta": 0.3, "learning_rate": 0.5, "teacher_top_k": 8},
     "half": {"learning_rate": 0.3, "bf16": True},
-    "weighed": {"learning_rate": 0.3, "columns": {"weight": "weight"}},
+    "weighed": {"learning_rate": 0.3, "columns": {"weight": "times"}},
 }
 SINGLY = ["--per_device_train_batch_size", "1", "--per_device_eval_batch_size", "1"]
 VARIANTS: dict[str, list[str]] = {
@@ -99,7 +99,7 @@ def write_inputs(folder: Path) -> None:
             parameter.data += 0.1 * torch.randn_like(parameter)
     teacher.save_pretrained(folder / TEACHER)
     trained, held_out = rows_of()
-    weighed = [row | {"weight": weight} for row, weight in zip(trained, itertools.cycle(WEIGHTS))]
+    weighed = [row | {"times": weight} for row, weight in zip(trained, itertools.cycle(WEIGHTS))]
     for name, rows in (("train", weighed), ("heldout", held_out)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe = {
