@@ -79,7 +79,11 @@ def test_a_saved_model_is_judged_by_the_words_that_were_kept(run, tmp_path, caps
 def test_the_least_divergence_tells_the_best_checkpoint_and_stops_the_run(run, monkeypatch, tmp_path, capsys):
     """It rises after step 2 while the loss falls on."""
     apart = iter([4.0, 3.0, 2.0, 3.0, 2.0])
-    monkeypatch.setattr(Distillation, "take_held_out", lambda _: torch.tensor([next(apart), 1.0], dtype=torch.float64))
+
+    def held_out(_):  # at the end of the model that is saved, too
+        return torch.tensor([next(apart, 2.0), 1.0], dtype=torch.float64)
+
+    monkeypatch.setattr(Distillation, "take_held_out", held_out)
     flags = ["--eval_steps", "1", "--save_steps", "1", "--load_best_model_at_end", "true", "--max_steps", "6"]
     found, _ = run("best", *flags, "--metric_for_best_model", "eval_divergence", "--early_stopping_patience", "2")
     assert len(found) == 4  # 2 once more is no better
