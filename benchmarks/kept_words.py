@@ -1,7 +1,7 @@
 """What a teacher's k most likely words leave out of a divergence and its gradient: SmolLM2-135M and half of its layers.
 
     python train.py --recipe recipes/smollm2-81m/distill.yaml
-    python -m benchmarks.kept_words outputs/smollm2-81m-distill-single          # -> docs/evidence/distillation.md
+    python -m benchmarks.kept_words                               # -> docs/evidence/distillation.md
 
 The model is compared as recipes/smollm2-81m/smaller.py makes it, and as the run has left it; on held-out rows of which half are
 tool calls and half sentences about everyday things. Each is read by itself, in fp32.
@@ -26,6 +26,7 @@ from brigade.train.recipe import flags
 KEPT = (8, 16, 64, 256)
 FORMS = ("forward_kl", "reverse_kl")
 ROWS = 4  # of each kind
+TAUGHT = Path("outputs/smollm2-81m-distill-single")  # by recipes/smollm2-81m/distill.yaml, in one process
 DATA = REPOSITORY / "recipes/smollm2-135m"
 HEAD = ["model", "divergence", "of all words", *(f"k = {k}" for k in KEPT)]
 
@@ -87,7 +88,7 @@ def rows(name: str, student: Any, teacher: Any, given: list[tuple[Tensor, Tensor
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("taught", type=Path, help="what a run of recipes/smollm2-81m/distill.yaml has left")
+    parser.add_argument("taught", type=Path, nargs="?", default=TAUGHT, help="what a run of that recipe has left")
     taught: Path = parser.parse_args().taught
     untaught = Path(flags.of_run(taught, False).recipe.model.model_name_or_path)
     folder = gguf_file.as_folder(packaged.file_of("smollm2-135m", __file__), __file__)

@@ -4,6 +4,7 @@ The loop shares no code with brigade. Each sample is tokenised and read by itsel
 divergences are torch.distributions'. A step's loss is the mean over its supervised tokens.
 """
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -23,6 +24,7 @@ MODEL, MIXTURE, TEACHER = (
     "teacher",
 )  # directories; the teacher is a wider llama with unused rows at its end
 UNUSED = 5
+WEIGHTS = 1.0, 0.25, 2.0, 0.5, 3.0  # of the rows that are trained on, in turn, in a column that only "weighed" reads
 FIGURES = ("loss", "grad_norm", "divergence", "cross_entropy")
 # Name -> keys of a recipe, and a rate at which the loss moves.
 FORMS: dict[str, dict[str, Any]] = {
@@ -34,6 +36,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "few reverse": {"loss_type": "reverse_kl", "learning_rate": 0.3, "teacher_top_k": 8},
     "few jsd": {"loss_type": "jsd", "beta": 0.3, "learning_rate": 0.5, "teacher_top_k": 8},
     "half": {"learning_rate": 0.3, "bf16": True},
+    "weighed": {"learning_rate": 0.3, "columns": {"weight": "times"}},
 }
 SINGLY = ["--per_device_train_batch_size", "1", "--per_device_eval_batch_size", "1"]
 VARIANTS: dict[str, list[str]] = {
@@ -95,7 +98,9 @@ def write_inputs(folder: Path) -> None:
         for parameter in teacher.parameters():
             parameter.data += 0.1 * torch.randn_like(parameter)
     teacher.save_pretrained(folder / TEACHER)
-    for name, rows in zip(("train", "heldout"), rows_of(), strict=True):
+    trained, held_out = rows_of()
+    weighed = [row | {"times": weight} for row, weight in zip(trained, itertools.cycle(WEIGHTS))]
+    for name, rows in (("train", weighed), ("heldout", held_out)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe = {
         "data": {
@@ -128,36 +133,38 @@ def plain(
     trained, held_out = (
         [tokens_of(words, row["prompt"], row["completion"], MAX_LENGTH) for row in rows] for rows in rows_of()
     )
+    weights = list(itertools.islice(itertools.cycle(WEIGHTS if "columns" in keys else (1.0,)), len(trained)))
     optimizer = torch.optim.SGD(student.parameters(), keys["learning_rate"])
     history = []
     order = plain_preferences.Keys(global_batch_size=batch, max_steps=STEPS)
     for items in plain_preferences.steps(len(trained), order):
-        said = _means(student, teacher, [trained[item] for item in items], keys)
+        said = _means(student, teacher, [(trained[item], weights[item]) for item in items], keys)
         norm = plain_preferences.norm_of(student)
         optimizer.step()
         optimizer.zero_grad()
         history.append(said | {"grad_norm": float(norm)})
     with torch.no_grad():
-        said = _means(student, teacher, held_out, keys)
+        said = _means(student, teacher, [(sample, 1.0) for sample in held_out], keys)
     return history, {"loss": said["cross_entropy"], "divergence": said["divergence"]}
 
 
-def _means(student: Any, teacher: Any, samples: list[Tokens], keys: dict[str, Any]) -> dict[str, float]:
-    """Return means over the supervised tokens of samples. Where gradients are on, the loss's are added to the student's."""
-    count, ratio = sum(sample.end - sample.first for sample in samples), keys["kd_ratio"]
+def _means(student: Any, teacher: Any, samples: list[tuple[Tokens, float]], keys: dict[str, Any]) -> dict[str, float]:
+    """Return means over the supervised tokens of samples, each times its sample's weight. Where gradients are on, the loss's are
+    added to the student's."""
+    count, ratio = sum(weight * (sample.end - sample.first) for sample, weight in samples), keys["kd_ratio"]
     figures = []
-    for sample in samples:
+    for sample, weight in samples:
         ids = torch.tensor([sample.ids])
         at = slice(sample.first - 1, sample.end - 1)
         own = student(input_ids=ids, use_cache=False).logits[0, at].double()
         with torch.no_grad():
             other = teacher(input_ids=ids, use_cache=False).logits[0, at, : own.shape[-1]].double()
-        crossed = torch.nn.functional.cross_entropy(own, ids[0, sample.first : sample.end], reduction="sum")
+        crossed = weight * torch.nn.functional.cross_entropy(own, ids[0, sample.first : sample.end], reduction="sum")
         warm = keys["kd_temperature"]
         known, said = (Categorical(logits=each / warm) for each in (other, own))
         if "teacher_top_k" in keys:
             known, said = _with_rest(known, said, keys["teacher_top_k"])
-        apart = warm**2 * _divergence(known, said, keys).sum()
+        apart = weight * warm**2 * _divergence(known, said, keys).sum()
         loss = ((1 - ratio) * crossed + ratio * apart) / count
         if loss.requires_grad:
             loss.backward()

@@ -116,6 +116,15 @@ def write_model(folder: Path, name: str, config: dict[str, Any] | None = None, d
     return folder
 
 
+def swap_tokens(folder: Path, one: str, other: str) -> None:
+    """Give two tokens of a model's tokenizer each other's number."""
+    file = folder / "tokenizer.json"
+    document = json.loads(file.read_text())
+    words = document["model"]["vocab"]
+    words[one], words[other] = words[other], words[one]
+    file.write_text(json.dumps(document))
+
+
 def _add_prediction(file: Path) -> None:
     """Add tensors of a layer for multi-token prediction, where DeepSeek-V3 has it."""
     import torch

@@ -53,7 +53,8 @@ PAIRS = {
     "a beta of zero": ([*DPO, "--beta", "0"], ["--beta", "greater than 0"]),
     "replicas that train independently": ([*DPO, "--sync_every", "4"], ["--sync_every"]),
     "a reference of another architecture": ([*DPO, "--reference", MIXTURE], ["--reference", "qwen3_moe", "llama"]),
-    "a reference with other tokens": ([*DPO, "--reference", "wide"], ["--reference", "4,097 tokens", "4,096"]),
+    "a reference with more tokens": ([*DPO, "--reference", "wide"], ["--reference", "4,097 tokens", "4,096"]),
+    "a reference with other tokens": ([*DPO, "--reference", "swapped"], ["--reference", "2 tokens differ", "the reference's"]),
     "no such reference": ([*DPO, "--reference", "nowhere"], ["--reference", "'nowhere'"]),
     "a reward model's tiles": (["--objective", "reward", "--tiled_loss", "24"], ["--tiled_loss", "no logits"]),
     "a padded reward model": (["--objective", "reward", "--padding_free", "false"], ["--padding_free", "end to end"]),
@@ -69,7 +70,8 @@ QUICK = (
 
 @pytest.fixture
 def inputs(place):
-    """The rows and models of preferences beside good.jsonl; own.py, broken.py, and a model with one more token."""
+    """The rows and models of preferences beside good.jsonl; own.py, broken.py, a model with one more token, and one with two of
+    them swapped."""
     preferences.write_inputs(place)
     runs.write_model(place / MIXTURE, MIXTURE)
     (place / "own.py").write_text(OWN)
@@ -77,6 +79,7 @@ def inputs(place):
     (place / "wide").mkdir()
     config = json.loads((place / MODEL / "config.json").read_text()) | {"vocab_size": 4097}
     (place / "wide" / "config.json").write_text(json.dumps(config))
+    runs.swap_tokens(runs.write_model(place / "swapped", "llama"), "the", "def")
     return place
 
 

@@ -2,17 +2,20 @@
 
 import functools
 
+import numpy as np
 import pytest
 
 from testing import distilling, marks, preferences
 from testing.distilling import BATCH, Case, worst
 from testing.preferences import TRAINED
+from testing.ranks import run_ranks
 
 EXACT = (*distilling.FIGURES, "eval_loss", "eval_divergence")
 TOLERANCE = 1e-5  # relative
 QUICK = [Case("forward", "fsdp2", 2), Case("reverse", "zero3", 2), Case("few", "fsdp2", 2)]
 SLOW = [
     *(Case(form) for form in ("jsd", "warm")),
+    Case("weighed", "fsdp2", 2),
     *(Case("forward", variant=variant) for variant in ("packed", "padded", "tiles", "recomputed")),
     *(Case("forward", strategy, 2) for strategy in ("ddp", "zero2", "ddp_pp2", "zero3_sp2", "fsdp2_ep2")),
     *(Case("forward", strategy, 4) for strategy in ("hsdp", "fsdp2_tp2")),
@@ -77,6 +80,29 @@ def test_all_words_kept_before_training_teach_what_the_teacher_itself_does_bit_f
         [{key: entry.get(key) for key in EXACT} for entry in logs[case]] for case in (BY_NAME[live], KEPT[live])
     )
     assert own == other and any(entry["eval_divergence"] for entry in own)
+
+
+@pytest.mark.slow
+def test_ranks_share_what_the_teacher_reads_and_go_on_with_what_is_missing(tmp_path, monkeypatch):
+    distilling.write_inputs(tmp_path)
+    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
+
+    def asked(strategy):
+        flags = Case("few", strategy, 2).run(tmp_path)["flags"]
+        done = run_ranks("testing.asking", str(tmp_path), *flags, ranks=2, timeout=200)
+        assert done.returncode == 0, done.stderr
+        return [int((tmp_path / f"asked-{rank}").read_text()) for rank in range(2)]
+
+    first = asked("ddp")
+    (file,) = (tmp_path / "cache").rglob("*-teacher-*.npy")
+    whole = np.load(file)
+    assert sum(first) == len(whole) and min(first) > 0.3 * len(whole)
+    known = whole.copy()
+    known[: len(whole) // 2] = np.zeros((), known.dtype)  # as a run leaves it that ends before
+    np.save(file, known)
+    rest = asked("zero1_pp2")  # whose ranks read the same samples in training
+    assert len(whole) // 2 <= sum(rest) < 0.6 * len(whole) and min(rest) > 0.3 * sum(rest)
+    assert np.load(file)["values"] == pytest.approx(whole["values"], abs=1e-5)
 
 
 @pytest.mark.cases(name=str(QUICK[0]))

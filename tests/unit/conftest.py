@@ -54,7 +54,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def tokenizers():
-    """Each family's, as its models have it."""
+    """The tokenizer of each family, as its models have it."""
     from testing.dialogues import tokenizers_of_families
 
     return tokenizers_of_families()

@@ -1,6 +1,5 @@
 """The divergence from a teacher, against torch.distributions, and what a teacher has to have in common with the model."""
 
-import json
 import math
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from torch.distributions import Categorical, kl_divergence
 
 from brigade.train.data.store import IGNORED
-from brigade.train.loss import distillation, divergence
+from brigade.train.loss import distillation, divergence, second_model
 from brigade.train.loss.divergence import Options
 from brigade.train.model.location import load_config
 from brigade.train.recipe import flags
@@ -71,24 +70,15 @@ def models(tmp_path_factory):
     return folder
 
 
-def swap(folder, one, other):
-    """Give two tokens each other's number."""
-    file = folder / "tokenizer.json"
-    document = json.loads(file.read_text())
-    words = document["model"]["vocab"]
-    words[one], words[other] = words[other], words[one]
-    file.write_text(json.dumps(document))
-
-
 def test_a_teacher_with_other_tokens_is_refused_by_one_of_them(models, user_error):
     own = ["--model_name_or_path", str(models / "llama"), "--tokenizer_name_or_path", str(models / "llama")]
     teacher = ["--from_scratch", "false", "--objective", "distill", "--teacher", str(models / "other")]
     settings = flags.load([*own, *teacher, "--max_length", "64"])
     named = distillation.of_teacher(settings)
-    configs = load_config(settings), load_config(named)
-    distillation._check_tokens(settings, named, *configs)
-    swap(models / "other", "the", "def")
-    caught = user_error(distillation._check_tokens, settings, named, *configs)
+    asked = settings, "teacher", named, (load_config(settings), load_config(named)), distillation.BY_TEXT
+    second_model.check_tokens(*asked)
+    runs.swap_tokens(models / "other", "the", "def")
+    caught = user_error(second_model.check_tokens, *asked)
     assert caught.place == "flag --teacher"
     assert caught.problem.startswith("2 tokens differ: ")
     assert "let the teacher answer, and train with objective: sft on its answers" in caught.cure

@@ -27,7 +27,6 @@ from ..model import load, packed_samples, trial
 from ..model.load_trained import load_untrained
 from ..model.location import load_config
 from ..model.sizes import empty_model, half_or_full, parameter_count
-from ..model.tokenizer import load_tokenizer
 from ..recipe.objectives import bytes_of_token
 from ..recipe.settings import Settings
 from ..run.directory import Run
@@ -167,8 +166,7 @@ class Distillation(Averages):
 def of_teacher(settings: Settings) -> Settings:
     """Return the settings by which the teacher is loaded."""
     training = settings.recipe.training
-    named = settings.of_second(str(training.teacher), "teacher")
-    return named.with_model(load_in_4bit=training.teacher_load_in_4bit, tokenizer_name_or_path=None)
+    return settings.of_second(str(training.teacher), "teacher").with_model(load_in_4bit=training.teacher_load_in_4bit)
 
 
 def words_of_both(*configs: "PreTrainedConfig") -> int:
@@ -251,7 +249,8 @@ def check(run: Run, config: "PreTrainedConfig") -> None:
     another way, or changes what its output layer gives."""
     settings, place, named = run.settings, run.settings.place("teacher"), of_teacher(run.settings)
     theirs = load_config(named)
-    _check_tokens(settings, named, config, theirs)
+    cure = f"name a teacher with the same tokens, or {BY_TEXT}"
+    second_model.check_tokens(settings, "teacher", named, (config, theirs), cure)
     trusts, how = settings.recipe.model.trust_remote_code, run.kernels.attention
     ways = [packed_samples.method_of(each, how, trusts)[0] for each in (config, theirs)]
     if ways[0] != ways[1]:
@@ -260,20 +259,6 @@ def check(run: Run, config: "PreTrainedConfig") -> None:
     why = _other_logits(theirs, trusts)
     if why:
         raise UserError(place, f"{type(theirs).__name__}: {why}", f"name another teacher, or {BY_TEXT}")
-
-
-def _check_tokens(settings: Settings, named: Settings, config: "PreTrainedConfig", theirs: "PreTrainedConfig") -> None:
-    """Raise UserError where a token is not the same one to both models. Their vocabularies may end with unused rows."""
-    rows = [each.get_text_config().vocab_size for each in (config, theirs)]
-    ours, other = (load_tokenizer(each, count).get_vocab() for each, count in zip((settings, named), rows, strict=True))
-    differing = [token for token in ours.keys() | other.keys() if ours.get(token) != other.get(token)]
-    if differing:
-        token = min(differing, key=lambda each: ours.get(each, len(ours)))
-        numbers = " and ".join(str(each.get(token, "missing")) for each in (other, ours))
-        problem = (
-            f"{len(differing):,} tokens differ: {token!r} is {numbers} in the teacher's tokenizer and in the model's"
-        )
-        raise UserError(settings.place("teacher"), problem, f"name a teacher with the same tokens, or {BY_TEXT}")
 
 
 def _other_logits(config: "PreTrainedConfig", trust_remote_code: bool) -> str:

@@ -61,7 +61,6 @@ class Reference:
 
         def load() -> Look:
             if not self.by_adapters and (self.reference != MODEL or checkpoint):
-                second_model.check(self.trainer.run, self.reference, self.trainer.model.config)
                 self.model = second_model.load_reference(self.trainer, self.reference)
             return self._look
 

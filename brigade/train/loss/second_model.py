@@ -12,6 +12,7 @@ from .. import upstream
 from ..model import adapter_weights, adapters, base_weights, load, sample_by_sample
 from ..model.location import load_config
 from ..model.sizes import half_or_full
+from ..model.tokenizer import load_tokenizer
 from ..recipe.objectives import MODEL
 from ..recipe.settings import Settings
 from ..run.directory import Run
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # seconds, and preflight imports this module for check()
     from ..engines.engine import StepContext
 
 SHARDED = ("zero3", "fsdp2", "hsdp")  # kinds of strategies
+ALIKE = "name one of the same architecture and with the same tokens: the same token ids go to both"
 
 
 def is_sharded(run: Run, in_4bit: bool) -> bool:
@@ -37,13 +39,30 @@ def check(run: Run, reference: str, config: "PreTrainedConfig") -> None:
 
     config: of the trained model
     """
-    place = run.settings.place("reference")
-    other = load_config(run.settings.of_second(reference))
-    kinds = [(each.model_type, each.get_text_config().vocab_size) for each in (other, config)]
-    if kinds[0] != kinds[1]:
-        theirs, ours = (f"{kind} with {tokens:,} tokens" for kind, tokens in kinds)
-        cure = "name one of the same architecture: the same token ids go to both"
-        raise UserError(place, f"the reference is {theirs}, and the model {ours}", cure)
+    settings = run.settings
+    named = settings.of_second(reference)
+    configs = (config, load_config(named))
+    ours, theirs = (f"{each.model_type} with {each.get_text_config().vocab_size:,} tokens" for each in configs)
+    if ours != theirs:
+        raise UserError(settings.place("reference"), f"the reference is {theirs}, and the model {ours}", ALIKE)
+    check_tokens(settings, "reference", named, configs, ALIKE)
+
+
+def check_tokens(
+    settings: Settings, key: str, named: Settings, configs: "tuple[PreTrainedConfig, PreTrainedConfig]", cure: str
+) -> None:
+    """Raise UserError where a token is not the same one to both models. Their vocabularies may end with unused rows.
+
+    key: which of the recipe names the second model, whose settings are `named`; configs: of the trained model, and of that one
+    """
+    rows = [each.get_text_config().vocab_size for each in configs]
+    ours, other = (load_tokenizer(each, count).get_vocab() for each, count in zip((settings, named), rows, strict=True))
+    differing = [token for token in ours.keys() | other.keys() if ours.get(token) != other.get(token)]
+    if differing:
+        token = min(differing, key=lambda each: ours.get(each, len(ours)))
+        numbers = " and ".join(str(each.get(token, "missing")) for each in (other, ours))
+        problem = f"{len(differing):,} tokens differ: {token!r} is {numbers} in the {key}'s tokenizer and the model's"
+        raise UserError(settings.place(key), problem, cure)
 
 
 def load_reference(trainer: "StepContext", reference: str) -> "PreTrainedModel | None":

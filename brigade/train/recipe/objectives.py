@@ -15,8 +15,9 @@ from .section import Section
 
 ANSWERS, PAIRS, JUDGED = "answers", "pairs", "judged"  # what a row holds
 ACCURACY, DIVERGENCE, SCORE = "eval_rewards/accuracies", "eval_divergence", "eval_answer_score"
-# Figures of which more is better, and their names for readers.
-HIGHER = {ACCURACY: "accuracy", SCORE: "score of answers"}
+# What tells the best checkpoint, and its names for readers; and of which of these more is better.
+HELD_OUT = {"eval_loss": "loss", DIVERGENCE: "divergence", ACCURACY: "accuracy", SCORE: "score of answers"}
+HIGHER = (ACCURACY, SCORE)
 SCORES = ("text", "tool_call", "json")
 SFT, REWARD, DISTILL, ADAPTERS_OFF, MODEL = "sft", "reward", "distill", "adapters_off", "model"
 _OWN = re.compile(r".+\.py:[A-Za-z_]\w*")

@@ -55,7 +55,7 @@ class Settings:
         return replace(self, recipe=self.recipe.model_copy(update={"model": model}))
 
     def of_second(self, named: str, key: str = "reference") -> "Settings":
-        """These settings with the reference or the teacher as model, without adapters, and not in 4 bits.
+        """These settings with the reference or the teacher as model and its own tokenizer, without adapters, and not in 4 bits.
 
         named: objectives.MODEL, a directory or a name on the Hub, whose errors then name the `key`
         """
@@ -63,7 +63,8 @@ class Settings:
         if named == MODEL:
             return whole
         sources = self.sources | dict.fromkeys(("model_name_or_path", "tokenizer_name_or_path"), self.place(key))
-        return replace(whole.with_model(model_name_or_path=named, revision=None, from_scratch=False), sources=sources)
+        own = {"model_name_or_path": named, "tokenizer_name_or_path": None, "revision": None, "from_scratch": False}
+        return replace(whole.with_model(**own), sources=sources)
 
     @property
     def before_proofs(self) -> Recipe:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import UserError
 from ...errors.console import counted
-from ..recipe.objectives import HIGHER, to_minimise
+from ..recipe.objectives import HELD_OUT, to_minimise
 from ..recipe.settings import Settings
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def closing_lines(settings: Settings, state: "TrainerState", before: float | Non
     if state.best_model_checkpoint:
         metric = settings.recipe.training.metric_for_best_model
         where = f"at step {state.best_global_step}: {state.best_model_checkpoint}"
-        lines.append(f"Best held-out {HIGHER.get(metric, 'loss')} of a checkpoint: {state.best_metric:.4f} {where}.")
+        lines.append(f"Best held-out {HELD_OUT[metric]} of a checkpoint: {state.best_metric:.4f} {where}.")
         # Evaluations whose model was not saved cannot be gone back to, but a curve's best point is one of them, too.
         evaluations = (entry for entry in state.log_history if metric in entry)
         _, step, figure = min((to_minimise(metric, entry), entry["step"], entry[metric]) for entry in evaluations)

@@ -20,7 +20,7 @@ from ..distributed.process import this_process
 from ..engines.engine import Engine
 from ..loss.distillation import Distillation
 from ..loss.preferences import Preferences
-from ..recipe.objectives import HIGHER, SCORE, objective_of, to_minimise
+from ..recipe.objectives import HELD_OUT, HIGHER, SCORE, objective_of, to_minimise
 from . import sample_answers
 from .batches import BatchingTrainer
 
@@ -203,11 +203,9 @@ class EarlyStopping(TrainerCallback, ExportableState):
         if self.without >= self.patience:
             control.should_training_stop = True
             if state.is_world_process_zero:
-                than = f"loss below {self.best:.4f}"
-                if self.metric in HIGHER:
-                    than = f"{HIGHER[self.metric]} above {-self.best:.4f}"
+                than = f"above {-self.best:.4f}" if self.metric in HIGHER else f"below {self.best:.4f}"
                 tqdm.write(
-                    f"Stopping at step {state.global_step} of {state.max_steps}: no held-out {than} "
+                    f"Stopping at step {state.global_step} of {state.max_steps}: no held-out {HELD_OUT[self.metric]} {than} "
                     f"in {counted(self.without, 'evaluation')}."
                 )
 

@@ -1,9 +1,11 @@
 """What a run keeps of its teacher beside the prepared data: each supervised token is asked for once."""
 
+import json
 import re
 
 import numpy as np
 import pytest
+import torch
 
 from brigade.__main__ import main as brigade
 from brigade.train.loss.distillation import Distillation
@@ -41,7 +43,7 @@ def test_a_teacher_reads_once_and_goes_on_where_it_was_interrupted(run, tmp_path
     whole = np.load(file)
     assert asked == len(whole) and whole["values"].shape == (asked, 8 + 1)
     assert "8 words of each token are kept beside the prepared data" in " ".join(capsys.readouterr().out.split())
-    assert run("second") == (first, 0)
+    assert run("second") == (first, 0) and run("shorter", "--max_steps", "1") == (first[:1], 0)
     known = whole.copy()
     known[-1] = np.zeros((), known.dtype)  # never computed; and one token's is damaged
     known["values"][0, -1] += 1
@@ -52,13 +54,15 @@ def test_a_teacher_reads_once_and_goes_on_where_it_was_interrupted(run, tmp_path
     assert "1 tokens' words are not what was written: computed anew" in capsys.readouterr().err
 
 
-def test_another_teacher_temperature_or_number_of_words_has_a_file_of_its_own(run, folder, tmp_path):
-    found = [run("own")]
+def test_what_another_teacher_would_say_or_of_other_samples_has_a_file_of_its_own(run, folder, tmp_path):
+    found, all_samples = [run("own")], 3
     for number, other in enumerate((
         ["--teacher", str(folder / distilling.MODEL)], ["--kd_temperature", "2"], ["--teacher_top_k", "9"],
+        ["--max_train_samples", "16"], ["--chat_template", "chatml"],
     )):  # fmt: skip
         found.append(run(f"other {number}", *other))
-        assert found[-1][1] == found[0][1] and len(kept(tmp_path)) == number + 2
+        assert found[-1][1] and len(kept(tmp_path)) == number + 2
+        assert (found[-1][1] == found[0][1]) == (number < all_samples)
     assert len({tuple(each) for each, _ in found}) == len(found)
 
 
@@ -70,6 +74,25 @@ def test_a_saved_model_is_judged_by_the_words_that_were_kept(run, tmp_path, caps
     assert float(re.search(r"divergence from the teacher +([\d.]+)", capsys.readouterr().out)[1]) == pytest.approx(
         logged, abs=6e-5
     )
+
+
+def test_the_least_divergence_tells_the_best_checkpoint_and_stops_the_run(run, monkeypatch, tmp_path, capsys):
+    """It rises after step 2 while the loss falls on."""
+    apart = iter([4.0, 3.0, 2.0, 3.0, 2.0])
+
+    def held_out(_):  # at the end of the model that is saved, too
+        return torch.tensor([next(apart, 2.0), 1.0], dtype=torch.float64)
+
+    monkeypatch.setattr(Distillation, "take_held_out", held_out)
+    flags = ["--eval_steps", "1", "--save_steps", "1", "--load_best_model_at_end", "true", "--max_steps", "6"]
+    found, _ = run("best", *flags, "--metric_for_best_model", "eval_divergence", "--early_stopping_patience", "2")
+    assert len(found) == 4  # 2 once more is no better
+    of_steps = {entry["step"]: entry["eval_loss"] for entry in history(tmp_path / "best") if "eval_loss" in entry}
+    success = json.loads((tmp_path / "best/success.json").read_text())
+    assert success["saved_step"] == 2 and success["held_out_loss"] == pytest.approx(of_steps[2], rel=1e-5)
+    said = capsys.readouterr().out
+    assert "no held-out divergence below 2.0000 in 2 evaluations" in said
+    assert "Best held-out divergence of a checkpoint: 2.0000 at step 2" in said
 
 
 def test_more_words_than_there_are_keep_and_count_no_more(run, folder, tmp_path, capsys):
