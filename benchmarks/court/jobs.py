@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.pages import REPOSITORY
+from testing.train_command import free_port
 
 from . import materials
 from .questions import HERE, Question
@@ -97,7 +98,7 @@ def _start(peer: Peer, jobs: list[Result], folder: Path, python: str) -> None:
         file.write_text(json.dumps(jobs))
         ranks = jobs[0]["ranks"]
         module = ["-m", f"benchmarks.court.peers.{peer.name}", str(file)]
-        launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--master_port", "29517"]
+        launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--master_port", str(free_port())]
         command = [python, *module] if ranks == 1 else [python, *launcher, *module]
         log = folder / peer.name / f"{jobs[0]['question']}.log"
         _run(command, log, START + EACH * len(jobs))

@@ -28,7 +28,9 @@ def model_of(question: Question, folder: Path) -> Path:
             _tie(path)
     shutil.copy(HERE / "court.jinja", path / "chat_template.jinja")
     settings = json.loads((path / "tokenizer_config.json").read_text())
-    settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # which older releases of Transformers know, too
+    # What releases of Transformers before 5 know, too: in them extra_special_tokens are no list.
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    settings["additional_special_tokens"] = settings.pop("extra_special_tokens", [])
     if question.pad_is_eos:
         settings["pad_token"] = settings["eos_token"]
     (path / "tokenizer_config.json").write_text(json.dumps(settings))
