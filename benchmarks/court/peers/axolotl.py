@@ -18,12 +18,18 @@ TYPES: dict[str, record.Job] = {
     "image": CHAT,
 }
 
+KERNELS = (
+    "lora_mlp_kernel",
+    "lora_qkv_kernel",
+    "lora_o_kernel",
+)  # of Triton: left alone it turns them on, on a CPU, too
 # ORPO's rows are chats there: with this template they are the loop's texts.
 PLAIN = (
     "{% for message in messages %}{{ message.content }}{{ '<|im_end|>' if message.role == 'assistant' }}{% endfor %}"
 )
 # Multimodal rows by axolotl's documentation; the tower stays as it is, as the loop has it.
 IMAGES = {
+    "chat_template": "gemma3",
     "processor_type": "AutoProcessor",
     "skip_prepare_dataset": True,
     "remove_unused_columns": False,
@@ -89,8 +95,9 @@ def config_of(job: record.Job) -> record.Job:
         config["save_steps"] = given["save_steps"]
     if job["lora"]:
         config |= {"adapter": "lora", "lora_r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "lora_target_linear": True}
+        config |= dict.fromkeys(KERNELS, False)
     if job["kind"] in ("dpo", "kto", "orpo"):
-        config |= {"rl": job["kind"], "rl_beta": 0.1}
+        config |= {"rl": job["kind"], "rl_beta": 0.1, "remove_unused_columns": False}
     if job["kind"] == "orpo":
         config |= {"chat_template": "jinja", "chat_template_jinja": PLAIN}
     if job["kind"] == "image":
