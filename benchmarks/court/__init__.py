@@ -6,3 +6,10 @@ def tables() -> dict[str, str]:
     from .page import tables as of_page
 
     return of_page()
+
+
+def main() -> None:
+    """Run the command, as python -m benchmarks.court does."""
+    from .__main__ import main as command
+
+    command()

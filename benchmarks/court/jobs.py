@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.pages import REPOSITORY
+from testing.train_command import free_port
 
 from . import materials
 from .questions import HERE, Question
@@ -97,10 +98,12 @@ def _start(peer: Peer, jobs: list[Result], folder: Path, python: str) -> None:
         file.write_text(json.dumps(jobs))
         ranks = jobs[0]["ranks"]
         module = ["-m", f"benchmarks.court.peers.{peer.name}", str(file)]
-        launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--master_port", "29517"]
+        launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--master_port", str(free_port())]
         command = [python, *module] if ranks == 1 else [python, *launcher, *module]
         log = folder / peer.name / f"{jobs[0]['question']}.log"
-        _run(command, log, START + EACH * len(jobs))
+        # With ACCELERATE_USE_CPU Accelerate makes DDP of ZeRO, without a word.
+        on_cpu = {} if jobs[0]["strategy"].startswith("zero") else {"ACCELERATE_USE_CPU": "true"}
+        _run(command, log, START + EACH * len(jobs), on_cpu)
         left = [job for job in jobs if not has_answered(job)]
         died = [
             path for job in left[:1] for path in _files(job, ".died.json") if path.exists() and not job.get("again")
@@ -117,8 +120,8 @@ def _start(peer: Peer, jobs: list[Result], folder: Path, python: str) -> None:
         jobs = left[1:]
 
 
-def _run(command: list[str], log: Path, timeout: float) -> None:
-    named = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}
+def _run(command: list[str], log: Path, timeout: float, more: dict[str, str]) -> None:
+    named = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"} | more
     with log.open("w") as out:
         process = subprocess.Popen(
             command, cwd=REPOSITORY, env=os.environ | named, stdout=out, stderr=out, start_new_session=True

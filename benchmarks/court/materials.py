@@ -19,7 +19,8 @@ def model_of(question: Question, folder: Path) -> Path:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     if question.kind == "image":
-        return write_vision_model(path, question.model)
+        write_vision_model(path, question.model)
+        return _with_settings(path, bos_token="<bos>")  # which its template writes
     if question.model == "smollm2":
         _write_smollm2(path)
     else:
@@ -27,12 +28,8 @@ def model_of(question: Question, folder: Path) -> Path:
         if question.model == "tied":
             _tie(path)
     shutil.copy(HERE / "court.jinja", path / "chat_template.jinja")
-    settings = json.loads((path / "tokenizer_config.json").read_text())
-    settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # which older releases of Transformers know, too
-    if question.pad_is_eos:
-        settings["pad_token"] = settings["eos_token"]
-    (path / "tokenizer_config.json").write_text(json.dumps(settings))
-    return path
+    more = {"pad_token": "<|im_end|>"} if question.pad_is_eos else {}
+    return _with_settings(path, **more)
 
 
 def write_rows(question: Question, folder: Path) -> Path:
@@ -56,6 +53,15 @@ def write_tokens(question: Question, model: Path, file: Path) -> Path:
     if question.kind in ("chat", "text"):
         samples = plain.samples(question, plain.read_rows(file), model)
         path.write_text(json.dumps([{"input_ids": sample.ids, "labels": sample.labels} for sample in samples]))
+    return path
+
+
+def _with_settings(path: Path, **more: str) -> Path:
+    """Write a tokenizer's settings, and more of them, as releases of Transformers before 5 know them, too."""
+    file = path / "tokenizer_config.json"
+    settings = json.loads(file.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"} | more
+    settings["additional_special_tokens"] = settings.pop("extra_special_tokens", [])  # of which they want no list
+    file.write_text(json.dumps(settings))
     return path
 
 

@@ -76,15 +76,16 @@ def tables() -> dict[str, str]:
 
 
 def paragraphs(rows: list[Row], noted: dict[str, dict[str, Row]]) -> str:
-    """Return a paragraph for each answer that is not equal; of several questions with the same words, one."""
+    """Return a paragraph for each answer that is not equal, or the control's; of several with the same words, one."""
     found = []
     for peer in PEERS.values():
         same: dict[str, list[str]] = {}
         for row in rows:
             kind = kind_of(row, noted)
-            if row["peer"] == peer.name and kind != "equal":
+            if row["peer"] == peer.name and (kind != "equal" or peer.name == CONTROL):
+                found_here = row["said"] or pages.in_words(row["differences"])
                 why = noted.get(peer.name, {}).get(row["question"], {}).get("why", "")
-                said = " ".join(filter(None, (f"{KINDS[kind]}: {_sentence(row['said'])}", why)))
+                said = " ".join(filter(None, (f"{KINDS[kind]}: {_sentence(found_here)}", why)))
                 same.setdefault(said, []).append(f"`{row['question']}`")
         if same:
             found += [f"**{peer.title}**", "\n".join(f"- {', '.join(names)}: {said}" for said, names in same.items())]

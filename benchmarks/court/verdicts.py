@@ -100,7 +100,8 @@ def reading(question: Question, expected: list[Sample], steps: list[Step], path:
     if not added:
         return Verdict(WRONG, f"{sum(missing.values())} of {len(expected)} rows are not trained on in an epoch")
     tokenizer = AutoTokenizer.from_pretrained(path)
-    return Verdict(OTHER, _how_other(expected, seen, tokenizer))
+    counts = "" if len(seen) == len(expected) else f"; an epoch has {len(seen)} rows, not {len(expected)}"
+    return Verdict(OTHER, _how_other(expected, seen, tokenizer) + counts)
 
 
 def _how_other(expected: list[Sample], seen: list[Sample], tokenizer: Any) -> str:

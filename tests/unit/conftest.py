@@ -54,7 +54,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def tokenizers():
-    """The tokenizer of each family, as its models have it."""
+    """Return what each family has, as its models have it."""
     from testing.dialogues import tokenizers_of_families
 
     return tokenizers_of_families()

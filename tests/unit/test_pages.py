@@ -77,7 +77,7 @@ def test_every_table_of_a_page_is_what_its_command_writes(path):
     """test_planner_page.py compares the planner's, which takes longest."""
     commands = {command for _, _, command, *_ in pages.TABLE.findall(path.read_text())}
     for command in commands:
-        module = re.fullmatch(r"python -m (benchmarks\.\w+)( --\w+)*", command)
+        module = re.fullmatch(r"python -m (benchmarks\.\w+)( [\w/-]+)*", command)
         assert module and hasattr(importlib.import_module(module[1]), "main"), command
     if "python -m benchmarks.planner" not in commands:
         assert pages.from_results(path) == path.read_text(), "run `python -m benchmarks.pages`"

@@ -1,7 +1,7 @@
 """NeMo Automodel, by what `automodel FILE` runs in each process, with its ChatDataset. It has a loop of its own.
 
 On a CPU it ends at its first line, torch.cuda.reset_peak_memory_stats(), which a torch without CUDA does not have. Here that does
-nothing.
+nothing. It then ends where it loads a model, at torch.cuda.current_device().
 """
 
 from pathlib import Path

@@ -18,12 +18,51 @@ TYPES: dict[str, record.Job] = {
     "image": CHAT,
 }
 
+KERNELS = (
+    "lora_mlp_kernel",
+    "lora_qkv_kernel",
+    "lora_o_kernel",
+)  # of Triton: left alone it turns them on, on a CPU, too
+# ORPO's rows are chats there: with this template they are the loop's texts.
+PLAIN = (
+    "{% for message in messages %}{{ message.content }}{{ '<|im_end|>' if message.role == 'assistant' }}{% endfor %}"
+)
+# Multimodal rows by axolotl's documentation; the tower stays as it is, as the loop has it.
+IMAGES = {
+    "chat_template": "gemma3",
+    "processor_type": "AutoProcessor",
+    "skip_prepare_dataset": True,
+    "remove_unused_columns": False,
+    "unfrozen_parameters": ["(?!.*vision_tower).*"],
+}
+
+
+def rows_of(job: record.Job) -> str:
+    """Return the file of a job's rows; ORPO's and those of images are written in axolotl's form."""
+    if job["kind"] not in ("orpo", "image"):
+        return str(job["file"])
+    rows = [json.loads(line) for line in Path(job["file"]).read_text().splitlines()]
+    for row in rows:
+        for key in ("chosen", "rejected") if job["kind"] == "orpo" else ():
+            row[key] = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row[key]}]
+        for message in row.get("messages", ()):
+            parts = message["content"]
+            parts = [{"type": "text", "text": parts}] if isinstance(parts, str) else parts
+            message["content"] = [_part(part, Path(job["file"]).parent) for part in parts]
+    path = Path(f"{job['result']}.rows.jsonl")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def _part(part: record.Job, folder: Path) -> record.Job:
+    return part if part["type"] == "text" else {"type": "image", "path": str(folder / part["image"])}
+
 
 def config_of(job: record.Job) -> record.Job:
     given = common.arguments(job)
     config: record.Job = {
         "base_model": job["model_path"],
-        "datasets": [{"path": job["file"], "ds_type": "json"} | TYPES[job["kind"]]],
+        "datasets": [{"path": rows_of(job), "ds_type": "json"} | TYPES[job["kind"]]],
         "dataset_prepared_path": f"{job['result']}.prepared",
         "chat_template": "tokenizer_default",
         "sequence_len": 256,
@@ -56,8 +95,13 @@ def config_of(job: record.Job) -> record.Job:
         config["save_steps"] = given["save_steps"]
     if job["lora"]:
         config |= {"adapter": "lora", "lora_r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "lora_target_linear": True}
+        config |= dict.fromkeys(KERNELS, False)
     if job["kind"] in ("dpo", "kto", "orpo"):
-        config |= {"rl": job["kind"], "rl_beta": 0.1}
+        config |= {"rl": job["kind"], "rl_beta": 0.1, "remove_unused_columns": False}
+    if job["kind"] == "orpo":
+        config |= {"chat_template": "jinja", "chat_template_jinja": PLAIN}
+    if job["kind"] == "image":
+        config |= IMAGES
     if job["strategy"].startswith("zero"):
         config["deepspeed"] = given["deepspeed"]
     if job["strategy"] == "fsdp2":

@@ -47,6 +47,7 @@ def answer(job: record.Job) -> str:
     words |= {
         "model": job["model_path"],
         "model_type": MODEL_TYPES.get(job["model"], job["model"]),
+        "agent_template": "hermes",  # its template chatml has none of its own
         "template": "dummy" if job["kind"] in ("text", "dpo", "kto", "orpo") else "chatml",
         "dataset": rows_of(job),
         "split_dataset_ratio": 0,

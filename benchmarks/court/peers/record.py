@@ -24,6 +24,7 @@ PACKAGES = (
     *("brigade", "torch", "transformers", "accelerate", "peft", "trl", "deepspeed", "datasets"),
     *("llamafactory", "axolotl", "ms-swift", "nemo-automodel"),
 )
+ENGINES = {"zero2": "DEEPSPEED", "zero3": "DEEPSPEED", "fsdp2": "FSDP"}  # Accelerate's names
 
 
 class Refused(Exception):
@@ -73,6 +74,9 @@ def watched(job: Job, records: list[Job]) -> Any:
     begin = transformers.Trainer.train
 
     def train(self: Any, *given: Any, **named: Any) -> Any:
+        engine = self.accelerator.distributed_type.value
+        if engine != ENGINES.get(job["strategy"], engine):  # Accelerate says nothing when it takes another one
+            raise RuntimeError(f"asked for {job['strategy']}, it trains with {engine}")
         record: Job = {"steps": [], "log": []}
         dies_after = job["dies_after"] if not records else 0
         records.append(record)

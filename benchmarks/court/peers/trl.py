@@ -53,15 +53,18 @@ def answer(job: record.Job) -> str:
             tokenizer = AutoTokenizer.from_pretrained(job["model_path"])
             settings = config(**given, beta=0.1, **more)
             return trainer(model=model, args=settings, train_dataset=data, processing_class=tokenizer)
-        settings = SFTConfig(
-            **given,
-            assistant_only_loss=job["kind"] == "chat",
-            packing=job["packing"],
-            model_init_kwargs=loaded,
-        )
+        settings = SFTConfig(**given, assistant_only_loss=job["kind"] == "chat", packing=job["packing"])
         common.settle(job)
+        model: Any = job["model_path"]
+        if job["kind"] == "image":
+            from transformers import AutoModelForImageTextToText
+
+            model = AutoModelForImageTextToText.from_pretrained(model, **loaded)
+            model.model.vision_tower.requires_grad_(False)  # as the loop has it
+        else:
+            settings.model_init_kwargs = loaded
         adapters = LoraConfig(**common.LORA) if job["lora"] else None
-        return SFTTrainer(model=job["model_path"], args=settings, train_dataset=data, peft_config=adapters)
+        return SFTTrainer(model=model, args=settings, train_dataset=data, peft_config=adapters)
 
     return common.trained(job, make)
 
