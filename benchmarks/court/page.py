@@ -49,7 +49,7 @@ def write(rows: Iterable[Row]) -> None:
 
 
 def kind_of(row: Row, noted: dict[str, dict[str, Row]]) -> str:
-    return noted.get(row["peer"], {}).get(row["question"], {}).get("kind", row["verdict"])
+    return str(noted.get(row["peer"], {}).get(row["question"], {}).get("kind", row["verdict"]))
 
 
 def cell(row: Row | None, noted: dict[str, dict[str, Row]]) -> str:

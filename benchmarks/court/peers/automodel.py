@@ -18,7 +18,7 @@ ASKED = ("chat",)  # its recipes of texts read other files, and it has none of p
 def config_of(job: record.Job) -> record.Job:
     tokenizer = {"_target_": "transformers.AutoTokenizer.from_pretrained"}
     tokenizer |= {"pretrained_model_name_or_path": job["model_path"]}
-    optimizers = {
+    optimizers: dict[str, record.Job] = {
         "sgd": {"_target_": "torch.optim.SGD"},
         "adamw": {"_target_": "torch.optim.AdamW", "weight_decay": 0.0, "eps": 1e-4},
     }
@@ -58,7 +58,7 @@ def config_of(job: record.Job) -> record.Job:
             "collate_fn": "nemo_automodel.components.datasets.utils.default_collater",
             "shuffle": False,
         },
-        "optimizer": optimizers[job["optim"]] | {"lr": job["learning_rate"]},
+        "optimizer": {**optimizers[job["optim"]], "lr": job["learning_rate"]},
         "max_grad_norm": 1e9,
     }
     if job["lora"]:

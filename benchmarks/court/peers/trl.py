@@ -49,10 +49,10 @@ def answer(job: record.Job) -> str:
             from transformers import AutoModelForCausalLM, AutoTokenizer
 
             trainer, config, more = PREFERENCES[job["kind"]]
-            model = AutoModelForCausalLM.from_pretrained(job["model_path"], **loaded)
+            compared = AutoModelForCausalLM.from_pretrained(job["model_path"], **loaded)
             tokenizer = AutoTokenizer.from_pretrained(job["model_path"])
             settings = config(**given, beta=0.1, **more)
-            return trainer(model=model, args=settings, train_dataset=data, processing_class=tokenizer)
+            return trainer(model=compared, args=settings, train_dataset=data, processing_class=tokenizer)
         settings = SFTConfig(**given, assistant_only_loss=job["kind"] == "chat", packing=job["packing"])
         common.settle(job)
         model: Any = job["model_path"]

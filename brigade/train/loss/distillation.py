@@ -206,14 +206,19 @@ def describe(run: Run, data: Prepared) -> dict[str, str]:
 
 
 def kept_of(settings: Settings, data: Prepared) -> str:
-    """Return "64 words of each token are kept beside the prepared data, 0.49 GiB"; "" where nothing is kept."""
+    """Return "64 words of each token are kept beside the prepared data, 0.49 GiB"; "" where nothing is kept.
+
+    It says where these are too few: the reverse divergence is of what the model finds likely, and not the teacher.
+    """
     if not settings.recipe.training.teacher_top_k:
         return ""
     words = words_of_both(load_config(settings), load_config(of_teacher(settings)))
     k = min(settings.recipe.training.teacher_top_k, words)
     tokens = sum(int(split.supervised().sum()) for split in (data.train, *data.heldout.values()))
     size = tokens * bytes_of_token(k, words) / 2**30
-    return f"{k:,} words of each token are kept beside the prepared data, {size:.2g} GiB"
+    few = settings.recipe.training.loss_type == "reverse_kl" and k < words
+    doubt = "; of reverse_kl they leave out most (docs/evidence/distillation.md)" if few else ""
+    return f"{k:,} words of each token are kept beside the prepared data, {size:.2g} GiB{doubt}"
 
 
 @torch.inference_mode()
