@@ -61,10 +61,8 @@ def _write(trainer: TrainingContext, folder: Path) -> None:
     for name, master in trainer.engine.masters(trainer):
         if trainer.args.should_save:
             state[name] = master.cpu()
-    if (
-        not trainer.args.should_save
-    ):  # it has no state, and some releases would write that over the first rank's adapters
-        return
+    if not trainer.args.should_save:
+        return  # it has no state, and before 5.23 Transformers would write that over the first rank's adapters
     if not trainer.run.settings.recipe.model.use_peft:
         checkpoint_files.name_once(state, trainer.model)
         _as_in_the_base(state, trainer.base_files)

@@ -44,9 +44,8 @@ class Stage(PipelineStage):
         for info in received:
             if not info.is_root_arg:
                 info.buffer = torch.empty(self.shapes[number], dtype=self.dtype, device=self.device)
-                if hasattr(
-                    info, "allocate_buffer"
-                ):  # newer torch makes it by this description, where there is none yet
+                if hasattr(info, "allocate_buffer"):
+                    # Newer torch makes it by this description, where there is none yet.
                     changed = {"shape": info.buffer.shape, "stride": info.buffer.stride()}
                     info.buffer, info.tensor_meta = None, replace(info.tensor_meta, **changed)
 

@@ -134,9 +134,8 @@ def test_a_row_that_expands_beyond_all_measure_is_named(tmp_path, monkeypatch, m
     monkeypatch.setattr(table_rows, "DECODED_BYTES", 50 * MIB)
     path = parquet(tmp_path / "x.parquet", 2, 60 * MIB)
     told = mistake(list, table_rows.Parquet([path]).chunks())
-    assert re.search(re.escape(f"{path}, row ") + "[12]\n", told), (
-        told
-    )  # what was garbage before may have held the first
+    # What was garbage before may have held the first.
+    assert re.search(re.escape(f"{path}, row ") + "[12]\n", told), told
 
 
 def test_reading_row_by_row_gives_the_same_rows(tmp_path):
