@@ -60,9 +60,8 @@ def flash(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **
     """FlashAttention as Transformers calls it: (rows, heads, tokens, size) in, (rows, tokens, heads, size) out."""
     if torch.is_autocast_enabled("cpu"):
         query, key, value = (tensor.to(torch.get_autocast_dtype("cpu")) for tensor in (query, key, value))
-    if (
-        module is not None and widest_head(module.config) > FLASH_WIDTH
-    ):  # SDPA then, with repeated keys and values, and a mask for a window
+    # SDPA then, with repeated keys and values, and a mask for a window.
+    if module is not None and widest_head(module.config) > FLASH_WIDTH:
         tokens, window = query.shape[2], kwargs.get("sliding_window")
         key, value = (tensor.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for tensor in (key, value))
         if window and tokens > window:

@@ -221,9 +221,8 @@ def render(watching: Watching, height: int = 0) -> "Group":
         lines += [_rank_line(row, rows) for row in rows if row.host == name]
     room = max(4, height - 6) if height else len(lines)
     known = [place for place in range(len(heads)) if place < 2 or any(cells[place] for cells, _ in lines)]
-    for head in (
-        heads[place] for place in known
-    ):  # what a narrow terminal has no room for is not told by empty columns
+    # What a narrow terminal has no room for is not told by empty columns.
+    for head in (heads[place] for place in known):
         left = head in ("host", "phase", "")
         table.add_column(head, justify="left" if left else "right", no_wrap=bool(head or height))
     for cells, style in lines[:room]:
