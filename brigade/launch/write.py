@@ -22,6 +22,7 @@ from ..train.data.sources import BUILT_IN
 from ..train.host import files
 from ..train.model import packaged
 from ..train.recipe.files import REPOSITORY
+from ..train.recipe.objectives import other_models
 from ..train.run import events
 from ..train.strategy import accelerate_config
 from ..train.strategy.axis_keys import as_mesh
@@ -251,6 +252,7 @@ def secrets(job: Job) -> list[str]:
         model.tokenizer_name_or_path,
         model.adapter_name_or_path,
         recipe.data.dataset_name,
+        *other_models(recipe).values(),
     )
     from_hub = any(source not in (None, BUILT_IN, *packaged.MODELS) and not _is_here(source) for source in sources)
     keys = {"wandb": "WANDB_API_KEY", "swanlab": "SWANLAB_API_KEY"}
@@ -258,6 +260,9 @@ def secrets(job: Job) -> list[str]:
 
 
 def _is_here(source: str | None) -> bool:
+    """Whether it is no name on the Hub: a path that is there, or written as one (./outputs/model, which a job may make first)."""
+    if source and source.startswith((".", "/", "~")):
+        return True
     with suppress(OSError, ValueError):  # a name that no file can have
         return source is not None and any((base / source).exists() for base in (Path(), REPOSITORY))
     return False
