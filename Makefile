@@ -30,7 +30,7 @@ help:
 	@echo "make test-half      what computes in half precision, as on a processor without instructions for it"
 	@echo "make test-all       further cases that need no root"
 	@echo "make test-matrix    every combination of an axis, a strategy and a model, and as root on clusters; no part of CI"
-	@echo "make test-versions  other versions over $(VENV), which stays as it is: SPEC=\"transformers==5.24.0\"; five minutes"
+	@echo "make test-versions  other versions over $(VENV), which stays as it is: SPEC=\"transformers==5.23.0\"; five minutes"
 	@echo "make test-cluster   tests of several hosts, which are network namespaces, as root (docs/launching.md)"
 	@echo "make test-gpu       what this host's GPUs run, how right and how fast: 20 minutes; WHEELS=DIR without a network (docs/gpu.md)"
 	@echo "make soak    a run struck by a fault every 60 to 90 s: MINUTES=30 SEED=0, as root; it takes twice that long"
@@ -134,7 +134,7 @@ test-matrix: kernels tools vllm lm_eval s3_server
 # What another version of a package changes, before an upgrade (CONTRIBUTING.md).
 SPEC ?=
 test-versions: kernels tools
-	@test -n "$(SPEC)" || { echo 'error: no SPEC. cure: make test-versions SPEC="transformers==5.24.0", or several packages' >&2; exit 2; }
+	@test -n "$(SPEC)" || { echo 'error: no SPEC. cure: make test-versions SPEC="transformers==5.23.0", or several packages' >&2; exit 2; }
 	$(BIN)/python -m benchmarks.golden $(SPEC)
 
 # Clusters side by side: their tests wait more than they compute. Whichever is free takes the next test.

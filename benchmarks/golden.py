@@ -1,6 +1,6 @@
 """What Brigade computes with other versions of torch, Transformers and the rest, beside what it computed with the pinned ones.
 
-    python -m benchmarks.golden transformers==5.24.0   # make test-versions SPEC="transformers==5.24.0"; five minutes
+    python -m benchmarks.golden transformers==5.23.0   # make test-versions SPEC="transformers==5.23.0"; five minutes
     python -m benchmarks.golden                        # the same runs with this environment alone
     python -m benchmarks.golden --write                # the table anew: benchmarks/results/golden.jsonl, after an upgrade
 
@@ -45,7 +45,7 @@ def processor() -> str:
 
 def overlay(specs: list[str], folder: Path) -> list[str]:
     """Install these packages into a folder, with what they need that this environment lacks or has in another version. Return
-    them: ["transformers==5.24.0"]. Raises CalledProcessError where pip cannot."""
+    them: ["transformers==5.23.0"]. Raises CalledProcessError where pip cannot."""
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     asked = subprocess.run([*pip, "--dry-run", "--report", "-", *specs], stdout=subprocess.PIPE, text=True, check=True)
     found = {each["download_info"]["url"]: each["metadata"] for each in json.loads(asked.stdout)["install"]}
