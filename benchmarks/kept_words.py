@@ -24,7 +24,7 @@ from brigade.train.model import gguf_file, packaged
 from brigade.train.recipe import flags
 
 KEPT = (8, 16, 64, 256)
-FORMS = ("forward_kl", "reverse_kl")
+FORMS = ("forward_kl", "reverse_kl", "jsd")
 ROWS = 4  # of each kind
 TAUGHT = Path("outputs/smollm2-81m-distill-single")  # by recipes/smollm2-81m/distill.yaml, in one process
 DATA = REPOSITORY / "recipes/smollm2-135m"

@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"{name}: {told}")
     kept = kept_of(settings, prepared)
     if kept:
-        print(f"teacher: {kept}, by a run before its first step")
+        print(f"teacher: {kept}, by a run before its first step, or by train.py --prepare")
     report.show_sample(prepared, tokenizer)
     folder = prepared.folder
     size = sum(path.stat().st_size for path in folder.iterdir())

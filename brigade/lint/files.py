@@ -180,7 +180,7 @@ def _read_content(file: File, path: Path, text: str) -> None:
     elif file.kind == "recipe":
         try:
             file.content = flags.load([f"--recipe={path}"], loads_model=False)
-            file.findings = [*_model_code(file, path), *_own_code(file)]
+            file.findings = [*_model_code(file, path), *_own_code(file), *_kept_words(file)]
         except UserError as error:
             rule = "recipe-invalid" if file.lines else "file-syntax"
             file.findings = [of_error(rule, error, file.name, path)]
@@ -202,6 +202,13 @@ def _own_code(file: File) -> Iterator[Finding]:
         if files:
             flag = f"--{key} or {remote_code.ALLOW}" if key != TASKS else f"--{key}"
             yield Finding.of("recipe-code", file.name, f"training.{key}", files=", ".join(files), flag=flag)
+
+
+def _kept_words(file: File) -> Iterator[Finding]:
+    """A finding where the words that are kept of a teacher are not those that its divergence is about."""
+    training = file.content.recipe.training
+    if training.teacher_top_k and training.loss_type == "reverse_kl":
+        yield Finding.of("recipe-kept-words", file.name, "training.teacher_top_k", kept=training.teacher_top_k)
 
 
 def _hosts(hosts: dict[str, int], name: str) -> Iterator[Finding]:

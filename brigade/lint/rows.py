@@ -3,11 +3,12 @@
 import itertools
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from ..errors import UserError
 from ..errors.findings import Finding
 from ..errors.tables import Fields
-from ..train.data import preferences, samples, sources
+from ..train.data import chat_template, preferences, samples, sources
 from ..train.data.images import NO_RULES, ImageReader, folder_of_images
 from ..train.data.keys import Columns, without_weight
 from ..train.data.layout import NONE
@@ -24,6 +25,7 @@ from .files import of_error
 
 FIRST = 20  # rows of a file that are read
 FILES = ("train_file", "validation_file")
+OUTPUTS = Path("outputs")  # below it a run writes by default
 _VARIABLE = re.compile(r"\$\{\w+\}|\$[A-Z_]{2,}")
 
 
@@ -56,7 +58,9 @@ def findings(name: str, settings: Settings) -> Iterator[Finding]:
     if variables:  # what they stand for is not there either
         return
     try:
-        named.check_here(settings)
+        chat_template.file_of(settings)
+        sources.check_files(settings)
+        yield from _absent(name, settings)
         for source, place in sources.each(settings):
             for key in FILES:
                 file = getattr(source, key)
@@ -64,6 +68,16 @@ def findings(name: str, settings: Settings) -> Iterator[Finding]:
                     yield from _of_file(name, settings, source, key, sources.files_of(file, place(key)))
     except UserError as error:
         yield of_error("recipe-data", error, name, settings.recipe_path)
+
+
+def _absent(name: str, settings: Settings) -> Iterator[Finding]:
+    """Yield a finding for each model that is not here. What lies below outputs/ is written by a command before the run."""
+    for place, path in named.absent_models(settings):
+        if OUTPUTS in Path(path).parents:
+            rule, problem, cure = "recipe-output", f"there is no {path} yet", "run what writes it before this recipe"
+        else:
+            rule, problem, cure = "recipe-data", f"there is no {path}", "name a directory, or a model on the Hub"
+        yield of_error(rule, UserError(place, problem, cure), name, settings.recipe_path)
 
 
 def _variables(name: str, recipe: Fields) -> Iterator[Finding]:

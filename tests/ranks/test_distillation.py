@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 
+from brigade.train.run.success import SUCCESS
 from testing import distilling, marks, preferences
 from testing.distilling import BATCH, Case, worst
 from testing.preferences import TRAINED
@@ -87,13 +88,16 @@ def test_ranks_share_what_the_teacher_reads_and_go_on_with_what_is_missing(tmp_p
     distilling.write_inputs(tmp_path)
     monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
 
-    def asked(strategy):
-        flags = Case("few", strategy, 2).run(tmp_path)["flags"]
+    def asked(strategy, *more):
+        flags = [*Case("few", strategy, 2).run(tmp_path)["flags"], *more]
         done = run_ranks("testing.asking", str(tmp_path), *flags, ranks=2, timeout=200)
         assert done.returncode == 0, done.stderr
         return [int((tmp_path / f"asked-{rank}").read_text()) for rank in range(2)]
 
-    first = asked("ddp")
+    first = asked("ddp", "--prepare")
+    (output,) = (tmp_path / "outputs").iterdir()
+    assert not (output / SUCCESS).exists() and not list(output.glob("*.safetensors"))
+    assert sum(asked("ddp")) == 0 and (output / SUCCESS).exists()  # the same command goes on from there
     (file,) = (tmp_path / "cache").rglob("*-teacher-*.npy")
     whole = np.load(file)
     assert sum(first) == len(whole) and min(first) > 0.3 * len(whole)

@@ -98,7 +98,7 @@ def test_the_repository_is_clean(monkeypatch, prints):
 
 
 def test_from_elsewhere_it_is_the_clones_files(check):
-    assert names(check({})) <= {"accelerate-environment-file", "accelerate-own-key"}
+    assert names(check({})) <= {"accelerate-environment-file", "accelerate-own-key", "recipe-output"}
     assert "ds_configs/zero3.json" in project_files()
 
 
@@ -185,6 +185,17 @@ def test_what_is_named_and_not_there(check, section, values, problem):
     report = check({"r.yaml": recipe(**{section: values})}, named=["r.yaml"])
     (error,) = (finding for finding in report.findings if finding.severity == "error")
     assert error.problem.startswith(problem)
+
+
+@pytest.mark.parametrize("loss_type, rules", [("forward_kl", set()), ("reverse_kl", {"recipe-kept-words"})])
+def test_kept_words_of_a_divergence_that_needs_others(check, loss_type, rules):
+    training = {"objective": "distill", "teacher": "smollm2-135m", "teacher_top_k": 64, "loss_type": loss_type}
+    assert names(check({"r.yaml": recipe(training=training)}, named=["r.yaml"])) == rules
+
+
+def test_a_model_that_a_run_writes_first_is_said_and_no_error(check):
+    report = check({"r.yaml": recipe(model={"model_name_or_path": "./outputs/sft"})}, named=["r.yaml"])
+    assert [(finding.rule, finding.severity) for finding in report.findings] == [("recipe-output", "note")]
 
 
 # ---- several files -----------------------------------------------------------------------------------------------

@@ -25,15 +25,13 @@ def check(settings: Settings, world: World) -> None:
     check_files(settings)
 
 
-def check_here(settings: Settings) -> None:
-    """Look for what a recipe names on this machine. Nobody else is asked. Raise UserError."""
-    chat_template.file_of(settings)
-    sources.check_files(settings)
+def absent_models(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yield place and path of each model that a recipe names and this machine does not have. Nobody else is asked."""
     keys = ("model_name_or_path", "tokenizer_name_or_path")
     models = {key: getattr(settings.recipe.model, key) for key in keys} | other_models(settings.recipe)
     for key, name in models.items():
         if name and is_path(name) and not is_remote(name) and not Path(name).expanduser().exists():
-            raise UserError(settings.place(key), f"there is no {name}", "name a directory, or a model on the Hub")
+            yield settings.place(key), name
 
 
 def check_files(settings: Settings) -> None:

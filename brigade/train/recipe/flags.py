@@ -50,6 +50,8 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--resume_from_checkpoint", metavar="DIR", help="default: the newest one in the output directory")
     run.add_argument("--fresh", action="store_true", help="begin anew; an old output directory is moved aside")
     run.add_argument("--rehearse", action="store_true", help="run the recipe here with tiny shapes and built-in data")
+    before = "end before the first step, with data and what a teacher or a reference says of it ready for runs"
+    run.add_argument("--prepare", action="store_true", help=before)
     allow = remote_code.ALLOW
     run.add_argument(allow, metavar="FILE=SHA256", action="append", default=[], help=remote_code.ALLOW_HELP)
     run.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)  # deepspeed injects it
@@ -123,6 +125,7 @@ def load(argv: list[str], loads_model: bool = True) -> Settings:
         options.resume_from_checkpoint,
         options.fresh,
         options.rehearse,
+        options.prepare,
         sources,
         tuple(overridden),
         tuple(word for word in argv if not word.startswith("--local_rank=")),

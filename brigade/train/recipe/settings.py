@@ -30,6 +30,7 @@ class Settings:
     resume_from_checkpoint: str | None = None
     fresh: bool = False
     rehearse: bool = False
+    prepare: bool = False
     sources: dict[str, str] = field(default_factory=dict)
     overridden: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()

@@ -59,6 +59,10 @@ if TYPE_CHECKING:
 NOT_FOR_MODELS = (ABOUT, REAL, WEIGHTS, TEACHER, ANSWERS, tower.TOWER)  # keys of a micro-batch
 
 
+class _Prepared(Exception):
+    """All that comes before the first step is there, and --prepare asks for no more."""
+
+
 class Trainer(EvaluatingTrainer):
     """Transformers' Trainer over our own batches.
 
@@ -189,6 +193,8 @@ class Trainer(EvaluatingTrainer):
         """Train from a checkpoint, or from the beginning. A checkpoint that is on its way is finished whatever happens."""
         try:
             self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        except _Prepared:
+            self.stopping.take("--prepare", 0)
         except BaseException:
             self.checkpoints.let_finish()
             raise
@@ -224,6 +230,8 @@ class Trainer(EvaluatingTrainer):
         self.engine.begin(self, checkpoint, steps)
         for feature in self.features:
             feature.begin(checkpoint)
+        if self.run.settings.prepare:
+            raise _Prepared
 
     def loads_by_itself(self, checkpoint: Path) -> bool:
         """Whether the engine reads it; if not, another engine or another number of ranks wrote it, and it is resharded."""
