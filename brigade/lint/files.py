@@ -207,8 +207,9 @@ def _own_code(file: File) -> Iterator[Finding]:
 def _kept_words(file: File) -> Iterator[Finding]:
     """A finding where the words that are kept of a teacher are not those that its divergence is about."""
     training = file.content.recipe.training
-    if training.teacher_top_k and training.loss_type == "reverse_kl":
-        yield Finding.of("recipe-kept-words", file.name, "training.teacher_top_k", kept=training.teacher_top_k)
+    if training.teacher_top_k and training.loss_type in ("reverse_kl", "jsd"):
+        values = {"kept": training.teacher_top_k, "form": training.loss_type}
+        yield Finding.of("recipe-kept-words", file.name, "training.teacher_top_k", **values)
 
 
 def _hosts(hosts: dict[str, int], name: str) -> Iterator[Finding]:

@@ -208,7 +208,7 @@ def describe(run: Run, data: Prepared) -> dict[str, str]:
 def kept_of(settings: Settings, data: Prepared) -> str:
     """Return "64 words of each token are kept beside the prepared data, 0.49 GiB"; "" where nothing is kept.
 
-    It says where these are too few: the reverse divergence is of what the model finds likely, and not the teacher.
+    It says where these are few: the other divergences are of what the model finds likely, too, and not the teacher alone.
     """
     if not settings.recipe.training.teacher_top_k:
         return ""
@@ -216,8 +216,9 @@ def kept_of(settings: Settings, data: Prepared) -> str:
     k = min(settings.recipe.training.teacher_top_k, words)
     tokens = sum(int(split.supervised().sum()) for split in (data.train, *data.heldout.values()))
     size = tokens * bytes_of_token(k, words) / 2**30
-    few = settings.recipe.training.loss_type == "reverse_kl" and k < words
-    doubt = "; of reverse_kl they leave out most (docs/evidence/distillation.md)" if few else ""
+    form = settings.recipe.training.loss_type
+    few = form in ("reverse_kl", "jsd") and k < words
+    doubt = f"; they leave out much of {form} (docs/evidence/distillation.md)" if few else ""
     return f"{k:,} words of each token are kept beside the prepared data, {size:.2g} GiB{doubt}"
 
 

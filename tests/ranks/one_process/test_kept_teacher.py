@@ -105,7 +105,7 @@ def test_more_words_than_there_are_keep_and_count_no_more(run, folder, tmp_path,
     (file,) = kept(tmp_path)
     said = f"4,096 words of each token are kept beside the prepared data, {file.stat().st_size / 2**30:.2g} GiB"
     assert said in before and said in " ".join(capsys.readouterr().out.split())
-    few = "; of reverse_kl they leave out most"
+    few = "; they leave out much of reverse_kl"
     for words, doubted in (([], False), (["--loss_type", "reverse_kl"], True)):
         assert brigade(["prepare", *Case("few").run(folder)["flags"][1:], *words]) == 0
         assert (few in " ".join(capsys.readouterr().out.split())) == doubted
