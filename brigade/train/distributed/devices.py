@@ -33,9 +33,8 @@ def keep_fp32() -> None:
     """
     import torch
 
-    torch.set_float32_matmul_precision(
-        "highest"
-    )  # torch's other way (fp32_precision) does not go with its compiler's reads
+    # torch's other way (fp32_precision) does not go with its compiler's reads
+    torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
 
 

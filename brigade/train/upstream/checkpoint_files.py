@@ -74,9 +74,8 @@ def load_best_weights(trainer: Trainer) -> None:
 
 # ---- trainer_state.json ---------------------------------------------------------------------------------------------
 # trainer_state.json as Transformers writes and reads it, without making the whole log into text for each checkpoint.
-_EMPTY = (
-    '\n  "log_history": []'  # an object's own key has this indentation only at the top, and no text has a line break
-)
+# an object's own key has this indentation only at the top, and no text has a line break
+_EMPTY = '\n  "log_history": []'
 
 
 class StateFile:

@@ -74,9 +74,8 @@ def send_weights(read: Callable[[Take], set[str]] | None, check: Callable[[torch
         else:
             by_place: dict[Any, list[str]] = {}  # names of one weight: several, where layers are tied
             for name, value in full_sd.items():
-                has_place = (
-                    value.numel() and not value.is_meta
-                )  # buffers are on the meta device, all at the same address
+                # buffers are on the meta device, all at the same address
+                has_place = value.numel() and not value.is_meta
                 by_place.setdefault((value.data_ptr(), value.shape) if has_place else name, []).append(name)
             left = {names[0]: names for names in by_place.values()}
             first = {_of_base(name): names[0] for names in by_place.values() for name in names}
