@@ -131,7 +131,7 @@ def test_gpus_of_other_jobs_do_not_count(host, mistake, monkeypatch, tmp_path):
 
     monkeypatch.setattr(devices, "NODES", tmp_path)
     monkeypatch.setattr(devices.os, "open", opened)
-    monkeypatch.setattr(devices, "_asked_of_nvml", lambda: (None, None))
+    monkeypatch.setattr(devices, "_asked_of_nvml", lambda: (None, None, None))
     assert devices.count_by_driver() == 2, "one that answers, and a lost one"
 
 
@@ -163,7 +163,7 @@ def test_gpus_are_counted_without_nvidia_smi_and_without_nvml(monkeypatch, tmp_p
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     monkeypatch.setattr(host_facts.shutil, "which", lambda name: None)
     monkeypatch.setattr(devices, "NODES", tmp_path)
-    monkeypatch.setattr(devices, "_asked_of_nvml", lambda: (None, None))
+    monkeypatch.setattr(devices, "_asked_of_nvml", lambda: (None, None, None))
     assert host_facts.gpus() == count
 
 

@@ -24,7 +24,8 @@ _BLOCK = 16 * 2**20
 def write(path: Path, tensors: Mapping[str, Stored]) -> None:
     """Write a safetensors file of tensors that lie in other files."""
     # Larger elements first: each tensor then begins at a multiple of its element's size, as safetensors' own writer has it.
-    order = sorted(tensors, key=lambda name: (-_element(tensors[name]), name))
+    of_element = {name: each.bytes / max(math.prod(each.shape), 1) for name, each in tensors.items()}
+    order = sorted(tensors, key=lambda name: (-of_element[name], name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in order:
@@ -97,11 +98,6 @@ def correct_config(folder: Path, predicts: bool, dtype: str | None = None) -> bo
     if config != before:
         files.write(path, json.dumps(config, indent=2) + "\n")
     return wrong
-
-
-def _element(tensor: Stored) -> float:
-    """Return the bytes of one element."""
-    return tensor.bytes / max(math.prod(tensor.shape), 1)
 
 
 def remove_index(folder: Path) -> None:

@@ -90,11 +90,6 @@ def _whole_record(there: Mapping[str, int], read: Callable[[str], bytes], folder
     return None
 
 
-def _is_own(path: Path) -> bool:
-    """Whether it is a file and no link, which others may have made."""
-    return path.is_file() and not path.is_symlink()
-
-
 class Uploads:
     """Uploads the checkpoints of a run, one at a time, and at its end all that it leaves.
 
@@ -243,7 +238,11 @@ class Uploads:
             if path.name in _OWN or path.name.startswith(("checkpoint-", ".", "replica-")):
                 continue
             inner: Iterable[Path] = path.rglob("*") if path.is_dir() else (path,)
-            names += [str(file.relative_to(self.directory)) for file in sorted(inner) if _is_own(file)]
+            names += [
+                str(file.relative_to(self.directory))
+                for file in sorted(inner)
+                if file.is_file() and not file.is_symlink()
+            ]
         return names
 
     def _put(self, contents: list[tuple[Path | bytes, str]]) -> None:

@@ -14,9 +14,8 @@ from .rows import BadRow
 
 Columns = dict[str, Any]  # data.columns: our names -> a source's own; IGNORE -> those that are left out on purpose
 IGNORE = "ignore"
-WEIGHT = (
-    "weight"  # of a row's loss: read where data.columns names it, for sets have such columns for other reasons, too
-)
+# of a row's loss: read where data.columns names it, for sets have such columns for other reasons, too
+WEIGHT = "weight"
 IMAGES = ("images", "image")  # columns with images, which are read with data.images
 # White space, and characters that show nothing: without a width, soft hyphens, fillers of Hangul and Braille.
 _BLANK = re.compile(

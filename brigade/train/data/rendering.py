@@ -49,9 +49,8 @@ class Chats:
         added: Collection[str] = (),
     ) -> None:
         self.added = added
-        self._rendered_by: dict[
-            str, list[str] | None
-        ] = {}  # of each cure, for its first chat: to try them all takes a second
+        # of each cure, for its first chat: to try them all takes a second
+        self._rendered_by: dict[str, list[str] | None] = {}
         self.templates, self.variables, self.thinking, self.last_turn_only = templates, variables, how, last_turn_only
         self.images, self.own_tokens = images, own_tokens
         self.control_tokens = tuple(sorted(control_tokens, key=len, reverse=True))  # one may begin another

@@ -125,7 +125,7 @@ class RowImages:
         self.whole = [place.own or self.reader.read(self.given[next(taken)]) for place in self._places]
         if sum(turn["content"].count(MARK) for turn in messages) != len(self.whole):
             raise BadRow(f"a text has the character U+{ord(MARK):04X}, which stands for images here", "remove it")
-        if self.whole and any(has_boxes(turn["content"]) for turn in messages):
+        if self.whole and any(_BOX.search(turn["content"]) for turn in messages):
             self.said.add(BOXES)
         self._messages = messages
         return messages
@@ -198,8 +198,3 @@ def _parts(content: str) -> Iterable[dict[str, str]]:
             yield {"type": "image"}
         if text:
             yield {"type": "text", "text": text}
-
-
-def has_boxes(text: str) -> bool:
-    """Whether a text seems to name boxes or points in an image: they are not scaled with it."""
-    return _BOX.search(text) is not None

@@ -118,9 +118,8 @@ def make_window(
     absent: dict[int, set[str]] = {}  # source -> names in its `columns` that none of its rows here has
     readers = [read_from(origin, loaded, cursor) for origin, cursor in zip(origins, cursors, strict=True)]
     while writer.samples < size:
-        number = min(
-            range(len(origins)), key=lambda i: samples[i] / weights[i]
-        )  # the source that is furthest behind its share
+        # the source that is furthest behind its share
+        number = min(range(len(origins)), key=lambda i: samples[i] / weights[i])
         part = next(readers[number], None)
         if part is None:  # its end: from the beginning again, in the next window
             if state["cursors"][number] == state["begins"][number] and samples[number] == state["samples"][number]:

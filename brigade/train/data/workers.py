@@ -15,9 +15,8 @@ from .encoded import Encoded
 from .keys import Columns
 from .rows import Chunk
 
-AHEAD = (
-    4  # chunks for each process, read and not yet asked for: a bound of memory, and a bridge over chunks of uneven cost
-)
+# chunks for each process, read and not yet asked for: a bound of memory, and a bridge over chunks of uneven cost
+AHEAD = 4
 _ENCODER = "encoder"  # the attribute that multiprocessing's object of a process that tokenises has for it
 
 Job = tuple[Chunk, Columns, str | None]  # and Source.image_folder

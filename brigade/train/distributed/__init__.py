@@ -2,6 +2,5 @@
 
 import os
 
-os.environ.setdefault(
-    "TORCH_CPP_LOG_LEVEL", "ERROR"
-)  # before torch is imported: 25 lines of C++ frames for each lost peer
+# before torch is imported: 25 lines of C++ frames for each lost peer
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

@@ -33,9 +33,8 @@ def keep_fp32() -> None:
     """
     import torch
 
-    torch.set_float32_matmul_precision(
-        "highest"
-    )  # torch's other way (fp32_precision) does not go with its compiler's reads
+    # torch's other way (fp32_precision) does not go with its compiler's reads
+    torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
 
 
@@ -52,7 +51,7 @@ def driver_version() -> str | None:
 def count_by_driver() -> int:
     """Return how many of NVIDIA's GPUs this process may use, by NVML; where that does not answer, as in a container without
     `utility` in NVIDIA_DRIVER_CAPABILITIES, by the device nodes; where those have no number, by CUDA."""
-    count, _ = _asked_of_nvml()
+    count = _asked_of_nvml()[0]
     if count is None:
         count = sum(map(_may_open, NODES.glob("nvidia[0-9]*")))
     if not count and any((NODES / name).exists() for name in UNNUMBERED):
@@ -87,9 +86,10 @@ def _may_open(node: Path) -> bool:
     return True
 
 
-def _asked_of_nvml() -> tuple[int | None, str | None]:
-    """How many of the GPUs that NVML counts this process may use, and the driver's version; None for what it does not say."""
-    count = version = None
+def _asked_of_nvml() -> tuple[int | None, str | None, tuple[int, int] | None]:
+    """How many of the GPUs that NVML counts this process may use, the driver's version, and the first GPU's compute capability,
+    also of one that torch cannot use; None for what it does not say."""
+    count = version = capability = None
     with suppress(Exception):  # no package, no library, no driver, or one that was updated while it ran
         import pynvml as nvml
 
@@ -98,9 +98,11 @@ def _asked_of_nvml() -> tuple[int | None, str | None]:
             count = sum(_has_permission(nvml, number) for number in range(nvml.nvmlDeviceGetCount()))
             told = nvml.nvmlSystemGetDriverVersion()
             version = told.decode() if isinstance(told, bytes) else str(told)
+            major, minor = nvml.nvmlDeviceGetCudaComputeCapability(nvml.nvmlDeviceGetHandleByIndex(0))
+            capability = int(major), int(minor)
         finally:
             nvml.nvmlShutdown()
-    return count, version
+    return count, version, capability
 
 
 def _has_permission(nvml: ModuleType, number: int) -> bool:
@@ -136,20 +138,6 @@ def _text(file: Path) -> str:
     return ""
 
 
-def _capability_by_driver() -> tuple[int, int] | None:
-    """The compute capability of the first GPU, by NVML, which also sees GPUs that torch cannot use; None where it says none."""
-    with suppress(Exception):
-        import pynvml as nvml
-
-        nvml.nvmlInit()
-        try:
-            major, minor = nvml.nvmlDeviceGetCudaComputeCapability(nvml.nvmlDeviceGetHandleByIndex(0))
-            return int(major), int(minor)
-        finally:
-            nvml.nvmlShutdown()
-    return None
-
-
 def unseen(environment: Mapping[str, str]) -> tuple[str, str] | None:
     """Return why torch sees none of this host's GPUs, and the cure; None where it sees one, where there is none, and where the
     environment asks for a CPU."""
@@ -166,7 +154,7 @@ def unseen(environment: Mapping[str, str]) -> tuple[str, str] | None:
             return None
         problem, cure = _amds_unseen(of_amd)
         return problem, cure + otherwise
-    has, driver, capability = f"it has {counted(count, 'GPU')}, and", driver_version(), _capability_by_driver()
+    has, driver, capability = f"it has {counted(count, 'GPU')}, and", driver_version(), _asked_of_nvml()[2]
     old = torch_build.too_old(driver, torch.version.cuda, capability)
     if old:
         return f"{has} {old[0]}", old[1] + otherwise

@@ -8,10 +8,8 @@ from .heartbeat import BEATS, BYTES, LEAST, LONGEST, OF_A_STEP, PHASE, STEP, TIM
 from .process import this_process
 
 LOOK = 1.0  # seconds between two looks at a heartbeat
-TIMES, TIMES_A_STEP = (
-    10,
-    30,
-)  # so many times the longest visit of a phase so far, or of any phase of a step, are no hang
+# so many times the longest visit of a phase so far, or of any phase of a step, are no hang
+TIMES, TIMES_A_STEP = 10, 30
 FIRST_STEP = 900.0  # seconds of silence in a phase that has no first visit yet: kernels are compiled
 # phase -> seconds of silence that are no hang: before its first visit is over; at least, later on. What comes before the data is
 # known (packages, tokenising) may take hours, and the start has a limit of its own (launch's --start_timeout).

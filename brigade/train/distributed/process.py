@@ -8,11 +8,12 @@ once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .. import upstream
 from .heartbeat import Heartbeat
 from .stop import Signals
 from .supervised import Agent
@@ -52,21 +53,16 @@ class ForwardPass:
     weights: Tensor | None = None
     teacher: Any = None
 
-    @contextmanager
     def told(
         self,
         end_to_end: bool | None = None,
         of_tower: Mapping[str, Tensor | np.ndarray] | None = None,
         weights: Tensor | None = None,
         teacher: object = None,
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[None]:
         """Say this of the pass inside, and nothing of it behind: another model's would be told wrong."""
-        before = self.end_to_end, self.of_tower, self.weights, self.teacher
-        self.end_to_end, self.of_tower, self.weights, self.teacher = end_to_end, of_tower, weights, teacher
-        try:
-            yield
-        finally:
-            self.end_to_end, self.of_tower, self.weights, self.teacher = before
+        said = {"end_to_end": end_to_end, "of_tower": of_tower, "weights": weights, "teacher": teacher}
+        return upstream.replaced(self, **said)
 
 
 class Process:

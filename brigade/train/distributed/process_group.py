@@ -31,12 +31,6 @@ def store_of_all() -> Store:
     return this_process.store or _get_default_store()
 
 
-def keep_launchers_store() -> Store:
-    """Keep store_of_all() as it is now, also when this process leaves the launcher's world for its replica's, and return it."""
-    this_process.store = store_of_all()
-    return this_process.store
-
-
 def take_device(world: World) -> bool:
     """Make this rank's GPU the calling thread's; a thread begins with the first one. Returns whether there is one."""
     # With fewer GPUs than ranks preflight.check_host says so, and needs a group to say it in; so does devices.check where the
@@ -53,7 +47,7 @@ def join(world: World) -> None:
     between ranks never depends on a healthy NCCL."""
     backend = "cpu:gloo,cuda:nccl" if take_device(world) else "gloo"
     this_process.agent.note(stage="waiting")
-    impatient = threading.Timer(PATIENCE, _impatient, [world])
+    impatient = threading.Timer(PATIENCE, tell.that_it_waits, [world, PATIENCE, RENDEZVOUS_TIMEOUT])
     impatient.daemon = True
     impatient.start()
     try:
@@ -107,10 +101,6 @@ def wait_for_all() -> None:
         time.sleep(pause)
         pause = min(2 * pause, 0.5)
         came = store.add(_WAITS, 0)
-
-
-def _impatient(world: World) -> None:
-    tell.that_it_waits(world, PATIENCE, RENDEZVOUS_TIMEOUT)
 
 
 def _tell_that_it_is_ended(world: World, by: str) -> None:

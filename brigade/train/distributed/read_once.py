@@ -26,7 +26,11 @@ def set_variables(world: World) -> None:
     - One progress bar is enough for a download, and none for what `datasets` does in a moment (their modules constants and
       config are executed once).
     """
-    if not any(name in os.environ for name in ALLOCATOR) and not _cuda_has_started() and has_segments_that_grow():
+    torch = sys.modules.get("torch")
+    has_started = (
+        torch is not None and torch.cuda.is_initialized()
+    )  # who calls train.main from Python may have used a GPU
+    if not any(name in os.environ for name in ALLOCATOR) and not has_started and has_segments_that_grow():
         os.environ[ALLOCATOR[0]] = "expandable_segments:True"
     os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
     if not world.is_main_rank:
@@ -45,9 +49,3 @@ def has_segments_that_grow() -> bool:
 def allocator_setting() -> str:
     """Return `NAME=VALUE` of what is set for torch's allocator, or ""."""
     return next((f"{name}={os.environ[name]}" for name in ALLOCATOR if name in os.environ), "")
-
-
-def _cuda_has_started() -> bool:
-    """Whether who calls train.main from Python has used a GPU before."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.cuda.is_initialized()

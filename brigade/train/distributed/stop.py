@@ -36,10 +36,6 @@ def refusal(file: Path) -> UserError:
     return UserError(str(file), "this file stops the run as soon as it trains", "remove it, and start again")
 
 
-def _before_the_first_step() -> str:
-    return "before its first step; the same command begins again"
-
-
 class Signals:
     """What this process does when it is asked to stop. There is one (process.py), as there is one set of handlers.
 
@@ -58,7 +54,7 @@ class Signals:
         self._deadline: Callable[[float, int], float] | None = None
         self._agreed = threading.Event()  # the ranks have: what is left may take as long as a checkpoint takes
         self._parted = False
-        self._where: Callable[[], str] = _before_the_first_step
+        self._where: Callable[[], str] = lambda: "before its first step; the same command begins again"
         self._tell_others: Callable[[str], None] | None = None
 
     # ---- what a run says ---------------------------------------------------------------------------------------

@@ -58,9 +58,8 @@ def choose_liger(settings: Settings) -> tuple[bool, str]:
     training, interpreted = settings.recipe.training, os.environ.get("TRITON_INTERPRET") == "1"
     if not training.use_liger_kernel:
         return False, ""
-    if interpreted and (
-        training.bf16 or training.fp16
-    ):  # it takes bf16's bits for integers (docs/evidence/triton-kernels.md)
+    # it takes bf16's bits for integers (docs/evidence/triton-kernels.md)
+    if interpreted and (training.bf16 or training.fp16):
         return False, "off: Triton's interpreter (TRITON_INTERPRET=1) computes something else in half precision"
     if not torch.cuda.is_available() and not interpreted:
         return False, "off: its Triton kernels need a GPU"

@@ -122,9 +122,8 @@ class _Exchange:
         self.device, self.rank, self.ranks = device, dist.get_rank() if dist.is_initialized() else 0, len(told)
         self._matrices = divide(list(shapes.values()), told)
         self.parts: dict[Matrix, list[tuple[Range, Tensor, int]]] = {}
-        self._owners = dict[
-            Matrix, int
-        ]()  # the tensor with which a matrix is stepped, even where this rank has none of it
+        # the tensor with which a matrix is stepped, even where this rank has none of it
+        self._owners = dict[Matrix, int]()
         for matrix in self._matrices:
             self.parts[matrix] = found = []
             for start, stop, owner, offset in held[matrix.parameter]:

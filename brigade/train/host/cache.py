@@ -58,9 +58,8 @@ def _check(folder: Path) -> None:
     if status.st_uid not in (ROOT, os.geteuid()) and status.st_uid != _owner_of_new(folder):
         problem = f"it belongs to user {status.st_uid}, who could put anything there, and this is user {os.geteuid()}"
         raise UserError(str(folder), problem, CURE)
-    if stat.S_ISDIR(status.st_mode) and not os.access(
-        folder, os.R_OK | os.X_OK
-    ):  # root made it, in a container perhaps
+    # root made it, in a container perhaps
+    if stat.S_ISDIR(status.st_mode) and not os.access(folder, os.R_OK | os.X_OK):
         raise UserError(str(folder), f"it belongs to user {status.st_uid}, and this user may not read it", CURE)
     by_group = status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid)
     if by_group or status.st_mode & stat.S_IWOTH:

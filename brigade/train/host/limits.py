@@ -17,15 +17,12 @@ YAML_NODES = 100_000  # keys, values and entries; an alias counts as all that it
 ROW_BYTES = 64 * 2**20  # a line of JSON, a cell of CSV
 DOCUMENT_BYTES = 8 * 2**30  # a file of JSON that is read as a whole
 DECODED_BYTES = 4 * 2**30  # of memory for a chunk of rows, at most 1000, beside what the file itself takes
-IMAGE_BYTES = (
-    256 * 2**20
-)  # an image, encoded; how many pixels it may have is PIL's own limit (MAX_IMAGE_PIXELS, 89 million)
+# an image, encoded; how many pixels it may have is PIL's own limit (MAX_IMAGE_PIXELS, 89 million)
+IMAGE_BYTES = 256 * 2**20
 TEMPLATE_SECONDS = 30.0  # to render one chat; usual ones take 1 ms
 TEMPLATE_BYTES = 2**30  # of memory to try a template, or to render one question; usual ones take 1 MiB
-TEMPLATE_LETTERS, TEMPLATE_GROWTH = (
-    2**18,
-    8,
-)  # of a rendered chat: of the template's own, and for each letter of the chat
+# of a rendered chat: of the template's own, and for each letter of the chat
+TEMPLATE_LETTERS, TEMPLATE_GROWTH = 2**18, 8
 
 
 class _OverTime(BaseException):

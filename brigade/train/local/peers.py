@@ -90,7 +90,8 @@ def divide(world: World, count: int) -> Peers:
 
     count: of replicas
     """
-    store = dist.PrefixStore(f"brigade/replicas-{this_process.turn('division')}", process_group.keep_launchers_store())
+    this_process.store = process_group.store_of_all()  # of the launcher's world
+    store = dist.PrefixStore(f"brigade/replicas-{this_process.turn('division')}", this_process.store)
     ranks.barrier()
     before = {key: os.environ[key] for key in READ_BY_ENGINES if key in os.environ}
     os.environ.update(RANK=str(world.rank), WORLD_SIZE=str(world.size), LOCAL_WORLD_SIZE=str(world.local_size))

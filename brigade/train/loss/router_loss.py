@@ -34,9 +34,8 @@ class RouterLoss(Feature):
     def __init__(self, trainer: StepContext, coefficient: float, copies: int) -> None:
         self.trainer, self.coefficient, self.copies = trainer, coefficient, copies
         self.top_k = trainer.model.config.get_text_config().num_experts_per_tok
-        self.real: torch.Tensor | None = (
-            None  # of this micro-batch: (tokens), 0 for filler and padding; None: not in training
-        )
+        # of this micro-batch: (tokens), 0 for filler and padding; None: not in training
+        self.real: torch.Tensor | None = None
         self.logits: list[torch.Tensor] = []  # of each layer: (tokens, experts)
         self.weights: torch.Tensor | None = None  # of this step's probabilities: (experts)
         self.sum, self.steps = torch.zeros((), device=trainer.args.device), 0

@@ -29,11 +29,8 @@ MASKED = ("sdpa", "eager")
 NEEDS_CUMULATIVE_LENGTHS = (VARLEN, *FLASH)
 # Implementations that compute no products between the samples of a sequence. Others compute them, and hide them by a mask.
 SAMPLE_BY_SAMPLE = (*NEEDS_CUMULATIVE_LENGTHS, "flex_attention")
-ATTENTION_DROPOUT = (
-    "attention_dropout",
-    "attn_pdrop",
-    "attention_probs_dropout_prob",
-)  # by the key of a model's config
+# by the key of a model's config
+ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 # What varlen does not compute of a model's attention, by the key of its config.
 BEYOND_VARLEN = ("attn_logit_softcapping", "attention_chunk_size", "index_topk", "index_topk_blocks")
 

@@ -46,11 +46,8 @@ def load_trained(settings: Settings, directory: Path, **options: object) -> PreT
         return peft_layers.import_peft().PeftModel.from_pretrained(base, directory)
     except torch.OutOfMemoryError:
         raise
-    except (
-        ValueError,
-        RuntimeError,
-        SafetensorError,
-    ) as error:  # names or shapes that are not the base's, a damaged file
+    except (ValueError, RuntimeError, SafetensorError) as error:
+        # names or shapes that are not the base's, a damaged file
         problem = f"its adapters do not fit their base, or are damaged: {first_line(error)}"
         raise UserError(str(directory), problem, AGAIN) from error
 

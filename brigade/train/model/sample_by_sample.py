@@ -8,8 +8,8 @@ in these layers no token changes what comes before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..data.collate import BORDERS, Inputs, on_host
+from ..upstream import replaced
 from ..upstream.experts import computes_gradients, gather_whole
 from ..upstream.samples_end_to_end import count_within_samples
 from ..upstream.stateful_layers import is_stateful
@@ -59,16 +60,7 @@ class Samples:
     def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         """Return the contexts of a layer's forward pass and of its recomputation (context_fn of torch.utils.checkpoint), before
         which other micro-batches may come."""
-        return nullcontext(), self._again(self.lengths, self.computing)
-
-    @contextmanager
-    def _again(self, lengths: list[int] | None, computing: torch.nn.Module | None) -> Iterator[None]:
-        now = self.lengths, self.computing
-        self.lengths, self.computing = lengths, computing
-        try:
-            yield
-        finally:
-            self.lengths, self.computing = now
+        return nullcontext(), replaced(self, lengths=self.lengths, computing=self.computing)
 
 
 def divide(model: PreTrainedModel) -> Samples | None:

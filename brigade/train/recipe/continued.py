@@ -49,12 +49,8 @@ _NO_MATTER = (
     "qalora_group_size", "revision", "runtime_config", "task_type",
 )  # fmt: skip
 _NOTHING: tuple[Any, ...] = (None, False, [], {}, "none")
-_RANDOM = (
-    True,
-    False,
-    "gaussian",
-    "orthogonal",
-)  # other values of init_lora_weights may have changed the base's weights
+# other values of init_lora_weights may have changed the base's weights
+_RANDOM = (True, False, "gaussian", "orthogonal")
 
 
 def take_from_model(settings: Settings) -> Settings:

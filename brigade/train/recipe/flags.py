@@ -60,14 +60,10 @@ def parser() -> argparse.ArgumentParser:
         for key, info in model.model_fields.items():
             names = [f"--{key}", "--deepspeed"] if key == "ds_config" else [f"--{key}"]
             # A bare `--bf16` means true; pydantic judges the value later, so that recipe and flag have one grammar.
-            nargs: dict[str, Any] = {"nargs": "?", "const": "true"} if _is_switch(info.annotation) else {}
+            is_switch = bool in (info.annotation, *typing.get_args(info.annotation))
+            nargs: dict[str, Any] = {"nargs": "?", "const": "true"} if is_switch else {}
             group.add_argument(*names, dest=key, **nargs)
     return parser
-
-
-def _is_switch(annotation: object) -> bool:
-    """Whether a key may be true, so that its flag needs no value."""
-    return bool in (annotation, *typing.get_args(annotation))
 
 
 def of_run(output: Path, trust_remote_code: bool, allow_code: Sequence[str] = ()) -> Settings:

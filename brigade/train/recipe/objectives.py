@@ -97,32 +97,26 @@ OBJECTIVES = {
 }
 
 
-def _objective(value: str) -> str:
-    if value not in OBJECTIVES and not _OWN.fullmatch(value):
-        raise ValueError(f"{', '.join(OBJECTIVES)}, or a function of your own: path/to/file.py:function")
-    return value
+def _or_own(*names: str) -> AfterValidator:
+    """What permits these names, and functions of the user's."""
 
+    def checked(value: str | None) -> str | None:
+        if value in (None, *names) or _OWN.fullmatch(str(value)):
+            return value
+        known = f"{', '.join(names)}, or " if names else ""
+        raise ValueError(f"{known}a function of your own: path/to/file.py:function")
 
-def _function(value: str | None) -> str | None:
-    if value is not None and not _OWN.fullmatch(value):
-        raise ValueError("a function of your own: path/to/file.py:function")
-    return value
-
-
-def _score(value: str | None) -> str | None:
-    if value not in (None, *SCORES) and not _OWN.fullmatch(value):
-        raise ValueError(f"{', '.join(SCORES)}, or a function of your own: path/to/file.py:function")
-    return value
+    return AfterValidator(checked)
 
 
 class ObjectiveKeys(Section):
     """The keys of a recipe's training section that say what is learned."""
 
-    objective: Annotated[str, AfterValidator(_objective)] = SFT
+    objective: Annotated[str, _or_own(*OBJECTIVES)] = SFT
     """sft: answers; distill: answers, and what a teacher says of their tokens; dpo, ipo, simpo, orpo: which of two answers is
     better; kto: answers that are labelled good or bad; reward: a model that scores answers. Or `path/to/file.py:function`, a loss
     of your own over pairs (docs/preferences.md)."""
-    token_loss: Annotated[str | None, AfterValidator(_function)] = None
+    token_loss: Annotated[str | None, _or_own()] = None
     """sft: `path/to/file.py:function` of your own: what training sums in the place of each token's loss (docs/extending.md)."""
     label_smoothing_factor: float = Field(0.0, ge=0, lt=1)
     """sft: the share of each target that is spread evenly over the vocabulary, in training only (docs/training.md)."""
@@ -170,7 +164,7 @@ class ObjectiveKeys(Section):
     """kto: the weight of good answers."""
     undesirable_weight: float = Field(1.0, gt=0)
     """kto: the weight of bad answers."""
-    answer_score: Annotated[str | None, AfterValidator(_score)] = None
+    answer_score: Annotated[str | None, _or_own(*SCORES)] = None
     """sft, distill: score the eval_answers answers of an evaluation, and log the mean as eval_answer_score. text: the same words;
     tool_call: the same calls; json: the share of equal fields. Or `path/to/file.py:function` of your own (docs/training.md)."""
     metric_for_best_model: Literal["eval_loss", "eval_rewards/accuracies", "eval_divergence", "eval_answer_score"] = (

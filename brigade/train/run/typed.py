@@ -37,11 +37,6 @@ def is_text(value: object) -> TypeGuard[str]:
     return isinstance(value, str) and len(value) <= LONGEST
 
 
-def is_picture(value: object) -> bool:
-    """Whether a value is the data URL of a small PNG file."""
-    return is_text(value) and _PICTURE.fullmatch(value) is not None
-
-
 def are_texts(value: object) -> bool:
     """Whether a value is a list of texts."""
     return isinstance(value, list) and all(map(is_text, value))
@@ -109,7 +104,7 @@ GPU: Fields = {
 ANSWER: Fields = {  # its texts are as long as the run's sequences
     "step": is_count,
     **dict.fromkeys(("source", "question", "reference", "answer"), lambda value: isinstance(value, str)),
-    "images": lambda value: isinstance(value, list) and all(map(is_picture, value)),
+    "images": lambda value: are_texts(value) and all(_PICTURE.fullmatch(text) for text in value),  # small PNG files
 }
 
 TASK: Fields = {

@@ -51,9 +51,8 @@ class Checkpoints(Feature):
         is_remote = self.trainer.run.settings.remote and not self.trainer.run.settings.resume_from_checkpoint
         folders = [Path(self.trainer.args.output_dir), checkpoint.parent][: 1 if is_remote else 2]
         beside = [folder / named.name for folder in folders if re.fullmatch(r"checkpoint-\d+", named.name)]
-        there = ranks.gather([path.is_dir() or bool(is_remote) for path in beside])[
-            0
-        ]  # others may not see rank 0's directory
+        # others may not see rank 0's directory
+        there = ranks.gather([path.is_dir() or bool(is_remote) for path in beside])[0]
         found = next((path for path, is_there in zip(beside, there, strict=True) if is_there), None)
         if found is None:
             if self.trainer.run.world.is_main_rank:

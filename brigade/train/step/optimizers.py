@@ -89,9 +89,8 @@ def own_optimizer(
 
         return ScheduleFreeAdamW, {"warmup": args.warmup_steps} | options
     if name == "muon":
-        from ..engines.muon import (
-            Muon,  # Transformers' callbacks import bitsandbytes: seconds, unless within quick_imports()
-        )
+        # Transformers' callbacks import bitsandbytes: seconds, unless within quick_imports()
+        from ..engines.muon import Muon
 
         return Muon, options
     # foreach: its batched path mixes DTensors and plain tensors.

@@ -81,9 +81,8 @@ def rehearse(settings: Settings, world: World, main: Callable[..., TrainingConte
             strategy = replace(strategy, replicate=replicate, shard=size // replicate)
         folder = settings.directory(strategy.name).parent
         config, source = model_config(settings)
-        config = with_short_spans(
-            shrink(config, axes.tensor, max(2, axes.every_stage))
-        )  # shorter than a rehearsal's rows
+        # shorter than a rehearsal's rows
+        config = with_short_spans(shrink(config, axes.tensor, max(2, axes.every_stage)))
     ranks.start(world)
     if world.is_main_rank:
         model = f"a tiny {config.get('model_type')}, after {source}"

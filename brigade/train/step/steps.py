@@ -97,35 +97,3 @@ def compare_images(run: Run, data: Prepared, tokenizer: PreTrainedTokenizerBase)
     said = difference_of_images(run.directory, data.folder, data.images, tokenizer)
     if said:
         print(f"warning: {said}.", file=sys.stderr)
-
-
-__all__ = [
-    "agree_on_checkpoint",
-    "build_trainer",
-    "check_callbacks",
-    "check_gpus_are_seen",
-    "check_gpus_differ",
-    "check_host",
-    "check_run",
-    "check_steps",
-    "choose_kernels",
-    "compare_images",
-    "digest_model",
-    "divide_into_replicas",
-    "explain",
-    "find_adapters",
-    "find_weights",
-    "how_lengthened",
-    "how_to_continue",
-    "load_config",
-    "load_processor",
-    "load_tokenizer",
-    "prepare_data",
-    "prepare_environment",
-    "prepare_tasks",
-    "print_summary",
-    "prove_kernels",
-    "settle_batch",
-    "settle_memory",
-    "watched",
-]

@@ -41,6 +41,8 @@ def summary(run: Run, trainer: TrainingContext, data: Prepared, checkpoint: Path
     if training.fp16 and trainer.args.use_cpu:
         precision += " (slow on a CPU: for trials)"
     parameters = trainer.engine.parameter_count(trainer.model)
+    device, said = trainer.args.device.type, read_once.allocator_setting()
+    allocator = f" ({said})" if said and device != "cpu" else ""
     short = ""
     if training.warmup_steps > trainer.args.max_steps > 0:
         short = f" (still in its {training.warmup_steps:g} steps of warm-up at the end)"
@@ -58,7 +60,7 @@ def summary(run: Run, trainer: TrainingContext, data: Prepared, checkpoint: Path
         "data": report.figures(data, run.settings.recipe.data, computed, run.batch, trainer.collate.layout.squares),
         **report.lines(data),
         "ranks": f"world size {world.size} on {counted(world.hosts, 'host')}, by {world.launcher}, "
-        f"device {trainer.args.device.type}{_allocator(trainer.args.device.type)}",
+        f"device {device}{allocator}",
         "strategy": f"{strategy.label} (from {strategy.source})",
         **trainer.engine.summary(),
         **trainer.replica.summary(),
@@ -102,12 +104,6 @@ def summary(run: Run, trainer: TrainingContext, data: Prepared, checkpoint: Path
         report.show_sample(data, trainer.processing_class)
     for note in (*run.settings.overridden, *run.strategy.overridden):
         print(f"overridden: {note}")
-
-
-def _allocator(device: str) -> str:
-    """What is set for torch's allocator on GPUs."""
-    said = read_once.allocator_setting()
-    return f" ({said})" if said and device != "cpu" else ""
 
 
 def _adapters(run: Run, trainer: TrainingContext, data: Prepared) -> dict[str, str]:

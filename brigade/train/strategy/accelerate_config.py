@@ -259,9 +259,8 @@ def precision(config: AccelerateStrategy, place: str, bf16: bool, fp16: bool) ->
 
 def _strategy(document: Document) -> AccelerateStrategy:
     """The strategy of a document without findings."""
-    precision = str(
-        document.get("mixed_precision") or ("fp16" if document.get("fp16") else "no")
-    )  # YAML: `no` is false
+    # YAML: `no` is false
+    precision = str(document.get("mixed_precision") or ("fp16" if document.get("fp16") else "no"))
     zero, options, mesh = sections(document)
     sizes = mesh_sizes(mesh)
     kind, axes = document["distributed_type"], of_mesh(sizes)

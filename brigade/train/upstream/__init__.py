@@ -13,9 +13,10 @@ import copy
 import gc
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -62,16 +63,36 @@ def forget_world() -> None:
 
 
 @contextmanager
-def without_zero3() -> Iterator[None]:
+def replaced(owner: Any, **others: object) -> Iterator[None]:
+    """Let a module, a class or an object have these attributes meanwhile, in the place of its own."""
+    own = {name: getattr(owner, name) for name in others}
+    try:
+        for name, value in others.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in own.items():
+            setattr(owner, name, value)
+
+
+@contextmanager
+def variables(**others: str | None) -> Iterator[None]:
+    """Let the environment have these variables meanwhile; None: not have them."""
+    own = {name: os.environ.pop(name, None) for name in others}
+    try:
+        os.environ.update({name: value for name, value in others.items() if value is not None})
+        yield
+    finally:
+        for name, value in own.items():
+            os.environ.pop(name, None)
+            os.environ.update({name: value} if value is not None else {})
+
+
+def without_zero3() -> AbstractContextManager[None]:
     """Models are built whole meanwhile: where a ZeRO-3 configuration lives, Transformers shards each of them (as above)."""
     from transformers.integrations import deepspeed
 
-    kept = deepspeed._hf_deepspeed_config_weak_ref
-    deepspeed.unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        deepspeed._hf_deepspeed_config_weak_ref = kept
+    return replaced(deepspeed, _hf_deepspeed_config_weak_ref=None)
 
 
 class _Later(ModuleType):
@@ -234,8 +255,7 @@ def fix_loaded(model: torch.nn.Module, dequantised: bool = False) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
-@contextmanager
-def own_frozen_parameters() -> Iterator[None]:
+def own_frozen_parameters() -> AbstractContextManager[None]:
     """Parameters that a model's own code does not train stay frozen while it is loaded here: from_pretrained makes each parameter
     anew, with requires_grad (core_model_loading.py: set_param_for_module). So DDP would wait for gradients of the router's bias
     of ERNIE-4.5-MoE, or of AFMoE's, which never come."""
@@ -251,11 +271,7 @@ def own_frozen_parameters() -> Iterator[None]:
         if before is not None and name in now and not before.requires_grad:
             now[name].requires_grad_(False)
 
-    loading.set_param_for_module = keeping
-    try:
-        yield
-    finally:
-        loading.set_param_for_module = plain
+    return replaced(loading, set_param_for_module=keeping)
 
 
 def init_own_layers_alone(decoder: torch.nn.Module, name: str, own: Sequence[torch.nn.Module]) -> None:
@@ -266,32 +282,21 @@ def init_own_layers_alone(decoder: torch.nn.Module, name: str, own: Sequence[tor
     plain = decoder._init_weights
 
     def init(module: torch.nn.Module) -> None:
-        every = getattr(decoder, name)
-        setattr(decoder, name, ModuleList(own))
-        try:
+        with replaced(decoder, **{name: ModuleList(own)}):
             plain(module)
-        finally:
-            setattr(decoder, name, every)
 
     decoder._init_weights = init
 
 
-@contextmanager
-def any_layer_kinds() -> Iterator[None]:
+def any_layer_kinds() -> AbstractContextManager[None]:
     """Load a checkpoint of any architecture here. The Trainer asks its config only for the version, by configs' base class,
     which refuses kinds of layers that only the model's own class knows: DeepSeek-V4's (trainer.py: _load_from_checkpoint)."""
     from transformers import trainer
 
-    plain = trainer.PreTrainedConfig
-
     def version(file: str) -> SimpleNamespace:
         return SimpleNamespace(transformers_version=json.loads(Path(file).read_text()).get("transformers_version"))
 
-    trainer.PreTrainedConfig = SimpleNamespace(from_json_file=version)
-    try:
-        yield
-    finally:
-        trainer.PreTrainedConfig = plain
+    return replaced(trainer, PreTrainedConfig=SimpleNamespace(from_json_file=version))
 
 
 def take_rates_of(schedule: torch.optim.lr_scheduler.LambdaLR) -> None:

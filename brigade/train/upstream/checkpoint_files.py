@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import replaced
+
 if TYPE_CHECKING:
     import torch
     from transformers import Trainer, TrainerState
@@ -25,11 +27,8 @@ def save_model(trainer: Trainer, model: torch.nn.Module, folder: Path, state: di
 
     model: what its save_pretrained() is asked of
     """
-    own, trainer.model = trainer.model, model
-    try:
+    with replaced(trainer, model=model):
         trainer._save(str(folder), state_dict=state)
-    finally:
-        trainer.model = own
 
 
 def name_once(state: dict[str, torch.Tensor], model: torch.nn.Module) -> None:
@@ -74,9 +73,8 @@ def load_best_weights(trainer: Trainer) -> None:
 
 # ---- trainer_state.json ---------------------------------------------------------------------------------------------
 # trainer_state.json as Transformers writes and reads it, without making the whole log into text for each checkpoint.
-_EMPTY = (
-    '\n  "log_history": []'  # an object's own key has this indentation only at the top, and no text has a line break
-)
+# an object's own key has this indentation only at the top, and no text has a line break
+_EMPTY = '\n  "log_history": []'
 
 
 class StateFile:

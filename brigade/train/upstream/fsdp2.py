@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import ParallelismConfig
+
+from . import replaced, variables
 
 if TYPE_CHECKING:
     from accelerate import Accelerator, FullyShardedDataParallelPlugin
@@ -23,30 +24,16 @@ def shard_on_cpus() -> None:
     PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
 
 
-@contextmanager
-def sent_by_another() -> Iterator[None]:
+def sent_by_another() -> AbstractContextManager[None]:
     """Load a model meanwhile whose weights come later: only what no file has, rotary frequencies for instance, is made here.
     Transformers goes by LOCAL_RANK (distributed/utils.py: is_local_dist_rank_0), which is 0 on every rank that sees one GPU."""
-    device = os.environ.get("LOCAL_RANK")
-    os.environ["LOCAL_RANK"] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop("LOCAL_RANK")
-        if device is not None:
-            os.environ["LOCAL_RANK"] = device
+    return variables(LOCAL_RANK="1")
 
 
-@contextmanager
-def every_rank_loads() -> Iterator[None]:
+def every_rank_loads() -> AbstractContextManager[None]:
     """Let each rank have its own weights of a model that is loaded meanwhile, whatever engine the run has: Transformers and
     load_base() go by this variable (distributed/fsdp.py: is_fsdp_enabled)."""
-    said = os.environ.pop("ACCELERATE_USE_FSDP", None)
-    try:
-        yield
-    finally:
-        if said is not None:
-            os.environ["ACCELERATE_USE_FSDP"] = said
+    return variables(ACCELERATE_USE_FSDP=None)
 
 
 Take = Callable[[str, torch.Tensor], None]
@@ -74,9 +61,8 @@ def send_weights(read: Callable[[Take], set[str]] | None, check: Callable[[torch
         else:
             by_place: dict[Any, list[str]] = {}  # names of one weight: several, where layers are tied
             for name, value in full_sd.items():
-                has_place = (
-                    value.numel() and not value.is_meta
-                )  # buffers are on the meta device, all at the same address
+                # buffers are on the meta device, all at the same address
+                has_place = value.numel() and not value.is_meta
                 by_place.setdefault((value.data_ptr(), value.shape) if has_place else name, []).append(name)
             left = {names[0]: names for names in by_place.values()}
             first = {_of_base(name): names[0] for names in by_place.values() for name in names}
@@ -193,11 +179,8 @@ def shard_before_layers(shard: Callable[[torch.nn.Module, dict[str, object]], No
             return layers_of(plugin, model)
 
         caller.fsdp2_prepare_model = prepare
-        fsdp_utils.fsdp2_prepare_auto_wrap_policy = shard_and_find_layers
-        try:
+        with replaced(fsdp_utils, fsdp2_prepare_auto_wrap_policy=shard_and_find_layers):
             return prepare(accelerator, model)
-        finally:
-            fsdp_utils.fsdp2_prepare_auto_wrap_policy = layers_of
 
     caller.fsdp2_prepare_model = prepare_once
 

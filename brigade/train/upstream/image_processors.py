@@ -99,9 +99,8 @@ def build_processor(
     token to the one that it gets (gemma4/processing_gemma4.py)."""
     import transformers
 
-    if not hasattr(
-        transformers, "VideoProcessorMixin"
-    ):  # what a processor of videos has to be, left out without torchvision
+    # what a processor of videos has to be, left out without torchvision
+    if not hasattr(transformers, "VideoProcessorMixin"):
         transformers.VideoProcessorMixin = video_processing_utils.VideoProcessorMixin  # type: ignore[attr-defined]
     parts = {"tokenizer": copy.deepcopy(tokenizer), "image_processor": image_processor}
     ordered = [parts[name] if name in parts else STAND_INS[name]() for name in kind.get_attributes()]

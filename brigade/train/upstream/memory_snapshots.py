@@ -29,10 +29,7 @@ def write(file: Path) -> bool:
         return False
     try:
         torch.cuda.memory._dump_snapshot(str(file))
-    except (
-        AttributeError,
-        RuntimeError,
-        OSError,
-    ):  # another allocator, a broken context, a full disk: the error itself is told
+    except (AttributeError, RuntimeError, OSError):
+        # another allocator, a broken context, a full disk: the error itself is told
         return False
     return True

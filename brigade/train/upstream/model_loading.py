@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from . import replaced, variables
 
 if TYPE_CHECKING:
     import torch
@@ -44,8 +45,7 @@ def handed_to(take: Callable[[str, torch.Tensor], None]) -> Iterator[None]:
     (core_model_loading.py: set_param_for_module). One is read after the other: threads would read ahead of what is taken."""
     from transformers import core_model_loading as loading
 
-    plain, name_of_threads = loading.set_param_for_module, "HF_DEACTIVATE_ASYNC_LOAD"
-    said = os.environ.get(name_of_threads)
+    plain = loading.set_param_for_module
 
     def hand_over(
         model: torch.nn.Module, target_name: str, value: torch.Tensor, loading_info: Any, hf_quantizer: object
@@ -59,11 +59,5 @@ def handed_to(take: Callable[[str, torch.Tensor], None]) -> Iterator[None]:
         empty._is_hf_initialized = True
         take(target_name, value)
 
-    loading.set_param_for_module, os.environ[name_of_threads] = hand_over, "1"
-    try:
+    with replaced(loading, set_param_for_module=hand_over), variables(HF_DEACTIVATE_ASYNC_LOAD="1"):
         yield
-    finally:
-        loading.set_param_for_module = plain
-        os.environ.pop(name_of_threads)
-        if said is not None:
-            os.environ[name_of_threads] = said

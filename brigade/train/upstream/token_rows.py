@@ -8,12 +8,14 @@ same numbers without the copy, and only the frozen module reads a weight that Ze
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
+
+from . import replaced
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,19 +28,12 @@ def layers(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
     return [(name, module) for name, module in model.named_modules() if isinstance(module, TrainableTokensLayer)]
 
 
-@contextmanager
-def rows_of_shards() -> Iterator[None]:
+def rows_of_shards() -> AbstractContextManager[None]:
     """Let trained rows begin with those of the base where ZeRO-3 has sharded it: PEFT's own way asks for a GPU
     (_collect_token_weights)."""
     from peft.tuners.trainable_tokens import TrainableTokensLayer
 
-    layer: Any = TrainableTokensLayer
-    theirs = layer._collect_token_weights
-    layer._collect_token_weights = _gathered_rows
-    try:
-        yield
-    finally:
-        layer._collect_token_weights = theirs
+    return replaced(TrainableTokensLayer, _collect_token_weights=_gathered_rows)
 
 
 def _gathered_rows(_: object, weight: torch.Tensor, rows: list[int], width: int) -> torch.Tensor:

@@ -31,6 +31,7 @@ FOLDER = "profile"
 LARGEST = 5
 _ON_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}  # categories of Kineto's traces
 _GLOO = "gloo:"  # the beginning of its annotations, on threads of its own
+_SENDS = ("nccl", "rccl", _GLOO, "c10d::")
 _NAME = 80  # characters of a kernel's name: those of templates have hundreds
 Interval = tuple[float, float]
 _log = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ def summary(trace: Iterable[Event]) -> dict[str, Any]:
     computing, sending = list[Interval](), list[Interval]()
     for event in kernels:
         begin = event["ts"] / 1e6
-        (sending if _sends(event["name"]) else computing).append((begin, begin + event["dur"] / 1e6))
+        (sending if event["name"].lower().startswith(_SENDS) else computing).append((begin, begin + event["dur"] / 1e6))
     seconds = max(end for _, end in computing + sending) - min(begin for begin, _ in computing + sending)
     worked, busy = _covered(computing), _covered(computing + sending)
     parts = {
@@ -125,10 +126,6 @@ def summary(trace: Iterable[Event]) -> dict[str, Any]:
     }
     largest = heapq.nlargest(LARGEST, spent.items(), key=lambda item: item[1])
     return {"seconds": seconds, "parts": parts, "kernels": dict(largest), "device": device}
-
-
-def _sends(name: str) -> bool:
-    return name.lower().startswith(("nccl", "rccl", _GLOO, "c10d::"))
 
 
 def _own_times(operations: Iterable[Event]) -> Iterator[tuple[str, float]]:

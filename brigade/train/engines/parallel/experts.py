@@ -76,16 +76,13 @@ def modules_of(model: torch.nn.Module, plan: Mapping[str, str]) -> Iterator[torc
 
     plan: {"layers.*.mlp.experts": "ep_dispatch_experts", ...}, a config's base_model_ep_plan
     """
-    wanted = [_pattern(name) for name, style in plan.items() if style == "ep_dispatch_experts"]
+    names = [name for name, style in plan.items() if style == "ep_dispatch_experts"]
+    wanted = [re.compile(r"(?:.*\.)?" + re.escape(name).replace(r"\*", r"\d+")) for name in names]
     for name, module in list(model.named_modules()):
         for wrapper in _WRAPPERS:
             name = name.replace(wrapper, "")
         if are_experts(module) and any(pattern.fullmatch(name) for pattern in wanted):
             yield module
-
-
-def _pattern(name: str) -> re.Pattern[str]:
-    return re.compile(r"(?:.*\.)?" + re.escape(name).replace(r"\*", r"\d+"))
 
 
 def divide(model: torch.nn.Module, plan: Mapping[str, str], ranks: Groups) -> Iterator[torch.nn.Module]:

@@ -86,9 +86,8 @@ class Pipeline(nn.Module):
         self.hidden_size = model.config.get_text_config().hidden_size
         own = schedules.stages_of(axes, self.rank)
         self.parts = {stage: Part(model, layers[stage], stage == 0, stage == self.last) for stage in own}
-        self.dtype = next(
-            model.parameters()
-        ).dtype  # of activations: residuals have that of the weights, under autocast too
+        # of activations: residuals have that of the weights, under autocast too
+        self.dtype = next(model.parameters()).dtype
         self.stages = [
             pipelining.Stage(_Called(self, part), stage, len(layers), device, self.dtype, groups.stages)
             for stage, part in self.parts.items()

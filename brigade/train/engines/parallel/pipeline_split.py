@@ -138,25 +138,14 @@ class Part(nn.Module):
         (decoder,) = self._decoder
         if not self.first:
             inputs = {**inputs, "input_ids": None, "inputs_embeds": hidden}
-        with self._alone(decoder):
+        own = {decoder.layers_name: self.layers, decoder.norm_name: self.norm}
+        with upstream.replaced(decoder.inner, **own):
             if self.last:
                 return decoder.whole(**inputs)
             less = {key: value for key, value in inputs.items() if key not in OF_THE_HEAD}
             return decoder.outer(**less).last_hidden_state
 
-    @contextmanager
-    def _alone(self, decoder: Decoder) -> Iterator[None]:
-        kept = {decoder.layers_name: decoder.layers, decoder.norm_name: decoder.norm}
-        for name, own in zip(kept, (self.layers, self.norm), strict=True):
-            setattr(decoder.inner, name, own)
-        try:
-            yield
-        finally:
-            for name, module in kept.items():
-                setattr(decoder.inner, name, module)
 
-
-# ---- how much each stage has -----------------------------------------------------------------------------------------
 def costs(model: torch.nn.Module) -> tuple[list[int], int]:
     """Return (products of each layer, products of the head) for one token; a model on the meta device will do.
 

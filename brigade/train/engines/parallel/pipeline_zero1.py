@@ -125,9 +125,4 @@ def _kind(value: Any) -> tuple[str, float | None]:
     """Return (dtype, "" for what is no tensor; value, None for a share, which is sent as a tensor)."""
     if not torch.is_tensor(value):
         return "", value
-    return str(value.dtype), None if _is_share(value) else value.item()
-
-
-def _is_share(value: Any) -> bool:
-    """Whether a state has a value for each element, as a count of steps has not."""
-    return torch.is_tensor(value) and value.dim() > 0
+    return str(value.dtype), None if value.dim() else value.item()  # a count of steps is no share
