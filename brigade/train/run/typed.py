@@ -104,7 +104,9 @@ GPU: Fields = {
 ANSWER: Fields = {  # its texts are as long as the run's sequences
     "step": is_count,
     **dict.fromkeys(("source", "question", "reference", "answer"), lambda value: isinstance(value, str)),
-    "images": lambda value: are_texts(value) and all(_PICTURE.fullmatch(text) for text in value),  # small PNG files
+    "images": lambda value: (
+        isinstance(value, list) and all(is_text(text) and _PICTURE.fullmatch(text) for text in value)
+    ),
 }
 
 TASK: Fields = {
