@@ -45,6 +45,8 @@ def test_every_constant_has_its_unit_its_source_and_its_date():
         files = (planner_rows.DATA, REPOSITORY)
         known = [one in rows or any((folder / one).is_file() for folder in files) for one in named if one]
         assert all(known), f"{name}: {named}"
+    read = re.findall(r"CONSTANTS\.(\w+)", "".join(path.read_text() for path in (REPOSITORY / "brigade").rglob("*.py")))
+    assert {*read} == {*constants.ROWS}  # a name that is no row's, and a row that no formula reads
     with pytest.raises(FrozenInstanceError):
         constants.CONSTANTS.contention = 0.0
     with pytest.raises(TypeError):
