@@ -2,15 +2,18 @@
 
 import json
 from collections.abc import Sequence
+from operator import attrgetter
+from pathlib import Path
 
-from ...errors.tables import Fields
+from ...errors.tables import Fields, table
 from ..choice.explain import reason
 from ..choice.goals import BILLION, Answer, price
+from ..costs.activations import tower_bytes
 from ..costs.estimate import Estimate
 from ..costs.host_memory import host
 from ..costs.memory import GIB
-from .images import of_images
 
+KEYS = table(Path(__file__).with_name("as_json.yaml"))
 SCHEMA = 2  # changes where a key is renamed or removed
 
 
@@ -48,53 +51,30 @@ def _numbers(result: Estimate, given: float | None, runs: bool) -> Fields:
     job, needs = result.job, host(result.job)
     hours = result.hours(BILLION) * job.gpus
     usd, known_from = price(result.gpu.kind, given)
-    numbers: Fields = {
-        "model": job.shape.name,
-        "parameters": job.shape.parameters,
+    kept, most = tower_bytes(job)
+    figures: Fields = {
         "trained": job.trained or job.shape.parameters - job.frozen_beside,
-        "method": job.method,
-        "objective": job.comparison.objective,
         "reference": job.comparison.reference or None,
-        "reference_precomputed": job.comparison.precomputed,
         "reference_hours_per_billion_tokens": result.hours_before(BILLION),
-        "images": of_images(job) if job.images else None,
-        "gpu": result.gpu.kind,
-        "gpu_seen": result.gpu.seen,
-        "crowded": result.crowded,
-        "gpus": job.gpus,
-        "nodes": job.nodes,
-        "tensor": job.tensor,
-        "sequence": job.context,
-        "stages": job.pipeline,
-        "experts": job.expert,
-        "data": job.data,
-        "replicas": job.replicas.count,
+        "images": _read("images", result, {"kept_gib": kept / GIB, "peak_gib": most / GIB}) if job.images else None,
         "sync_every": job.replicas.every if job.replicas.count > 1 else None,
-        "max_length": job.sequence,
-        "micro_batch": job.micro_batch,
-        "accumulation": job.accumulation,
-        "recomputes": job.checkpointing,
         "recomputes_every": job.every if job.checkpointing == "full" else None,
-        "inputs_on_host": job.inputs_on_host,
-        "loss": job.loss,
-        "optimizer": job.optimizer,
-        "device_gib": result.device_gib,
-        "card_gib": result.gpu.memory_gib,
-        "allocated_gib": result.allocated_gib,
         "allocated_gib_interval": list(result.memory_interval()),
         "memory_gib": {name: value / GIB for name, value in vars(result.memory).items()},
         "host_gib": max(needs.loading, needs.training) / GIB,
         "checkpoint_gb": needs.checkpoint / 1e9,
-    }
-    times = {
-        "step_seconds": result.time.total,
         "step_seconds_interval": list(result.time_interval()),
         "seconds": vars(result.time),
-        "tokens_per_second_per_gpu": result.tokens_per_second_per_gpu,
         "mfu_percent": result.mfu if job.method == "full" else None,
         "days_per_billion_tokens": result.hours(BILLION) / 24,
         "gpu_hours_per_billion_tokens": hours,
         "usd_per_billion_tokens": usd * hours if known_from else None,
     }
-    numbers |= times if runs else dict.fromkeys(times)
+    times = _read("times", result, figures)
+    numbers = _read("plan", result, figures) | (times if runs else dict.fromkeys(times))
     return {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in numbers.items()}
+
+
+def _read(section: str, result: Estimate, figures: Fields) -> Fields:
+    """Return the keys of a section of as_json.yaml. figures: those that are no attribute of an estimate"""
+    return {name: attrgetter(path)(result) if path else figures[name] for name, path in KEYS[section].items()}

@@ -1,10 +1,9 @@
 """Print what images take, where samples have some: tokens, the tower's part of memory and time, and what of it is trained."""
 
 from ...errors.console import billions, figure
-from ...errors.tables import Fields
 from ..costs.activations import tower_bytes
 from ..costs.estimate import Estimate
-from ..costs.job import PROJECTOR, VISION_TOWER, Job
+from ..costs.job import PROJECTOR, VISION_TOWER
 from ..costs.memory import GIB
 from .show import say
 
@@ -39,22 +38,3 @@ def say_images(result: Estimate) -> None:
         "",
         "by formula: no GPU has measured images, and a rank whose samples have more of them needs more than this mean",
     )
-
-
-def of_images(job: Job) -> Fields:
-    """Return what `plan --json` says of images."""
-    images = job.images
-    assert images
-    return {
-        "per_sample": images.per_sample,
-        "width": images.width,
-        "height": images.height,
-        "assumed_size": images.assumed,
-        "tokens_each": images.each.tokens,
-        "patches_each": images.each.patches,
-        "tower_parameters": images.tower.parameters,
-        "projector_parameters": images.tower.projector,
-        "trained": list(images.trained),
-        "kept_gib": tower_bytes(job)[0] / GIB,
-        "peak_gib": tower_bytes(job)[1] / GIB,
-    }
