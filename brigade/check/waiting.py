@@ -7,12 +7,12 @@ from pathlib import Path
 from ..errors import UserError
 from ..errors.console import figure
 from ..plan.choice.job_of_recipe import KINDS, STRATEGIES, job_of
-from ..plan.choice.strategies import CHOICES, runs
+from ..plan.choice.workload import CHOICES, runs
 from ..plan.constants import CONSTANTS
 from ..plan.costs.estimate import estimate
 from ..plan.costs.job import Job
 from ..plan.hardware import gpu
-from ..plan.hardware.write_factors import take_network
+from ..plan.runs.calibrate import take_network
 from ..plan.shape.find import named_shape
 from .checks import CannotKnow, Hosts, Result, Wanted, check, sound
 from .collectives import Sweep, have_gpus

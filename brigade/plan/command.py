@@ -20,17 +20,15 @@ from ..train.recipe.objectives import DISTILL, OBJECTIVES
 from ..train.recipe.training_section import TrainingSection
 from ..train.strategy import refusal
 from .choice import averaging_advice, goals, search
-from .choice.images import Asked, described_with_images, size_of
-from .choice.strategies import named
-from .choice.workload import INSTALLED, MICRO_BATCHES, WITH_LIGER, Cluster, Workload
+from .choice.workload import INSTALLED, MICRO_BATCHES, WITH_LIGER, Cluster, Workload, named
+from .costs.images import Asked, described_with_images, size_of
 from .costs.job import PROJECTOR
 from .costs.memory import GIB
 from .hardware import calibration, gpu
 from .hardware.network import hold_name
 from .output import answer, show, write
 from .output.as_json import answer_json
-from .output.images import say_images
-from .output.objective import say_objective
+from .output.objective import say_images, say_objective
 from .output.show_recipe import show_recipe
 from .output.write import refresh
 from .runs.calibrate import calibrate

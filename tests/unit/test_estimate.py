@@ -24,8 +24,7 @@ from brigade.plan.costs.estimate import (
 )
 from brigade.plan.costs.host_memory import copied, host, whole_on_gpu
 from brigade.plan.costs.job import FUSED, Comparison, Job
-from brigade.plan.costs.memory import GIB, moments
-from brigade.plan.costs.reserved import reserved_with_room
+from brigade.plan.costs.memory import GIB, moments, reserved_with_room
 from brigade.plan.costs.step_time import attention_rate, driven, step_time
 from brigade.plan.hardware import catalogue, gpu
 from brigade.plan.shape.find import described, named_shape

@@ -9,7 +9,6 @@ import yaml
 
 from brigade.__main__ import main
 from brigade.plan import hardware
-from brigade.plan.choice import job_record
 from brigade.plan.choice.search import candidates
 from brigade.plan.choice.workload import Cluster, Workload
 from brigade.plan.costs.estimate import estimate
@@ -174,7 +173,7 @@ def ran(tmp_path):
     """ran("one", job, seconds): the directory of a run that measured so many seconds per step."""
 
     def write(name, job, seconds, **more):
-        told = {"measured": {"step_time": seconds}, "job": job_record.record(job) | more}
+        told = {"measured": {"step_time": seconds}, "job": calibrate.record(job) | more}
         path = tmp_path / "runs" / name / "run.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(yaml.safe_dump({"run": {"prediction": told}}))

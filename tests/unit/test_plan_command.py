@@ -13,10 +13,9 @@ import yaml
 
 from brigade.plan.choice.goals import own_tokens
 from brigade.plan.choice.job_of_recipe import load_plan
-from brigade.plan.choice.strategies import CHOICES, named, runs
-from brigade.plan.choice.workload import Cluster
+from brigade.plan.choice.workload import CHOICES, Cluster, named, runs
 from brigade.plan.output.answer import speed_of
-from brigade.plan.output.header import header
+from brigade.plan.output.show_recipe import header
 from brigade.train.recipe import flags
 from brigade.train.recipe.files import REPOSITORY
 from brigade.train.recipe.method import METHODS, method_of

@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from brigade.plan.choice.job_of_run import job_of_run
-from brigade.plan.choice.job_record import job_of_record, record
 from brigade.plan.costs.activations import logit_bytes
 from brigade.plan.costs.comparing import looks_before_training, looks_of_a_step, reference_job, reference_weights
 from brigade.plan.costs.estimate import estimate
@@ -18,6 +17,7 @@ from brigade.plan.costs.job import Comparison, Job, usual_comparison
 from brigade.plan.costs.memory import moments
 from brigade.plan.costs.step_time import forward_seconds, head_seconds, step_time
 from brigade.plan.hardware import gpu
+from brigade.plan.runs.calibrate import job_of_record, record
 from brigade.plan.shape.find import named_shape
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic

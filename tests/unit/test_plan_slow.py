@@ -14,8 +14,7 @@ from brigade.plan.choice import explain
 from brigade.plan.choice.goals import answer, pick
 from brigade.plan.choice.job_of_recipe import load_plan
 from brigade.plan.choice.search import candidates, chosen
-from brigade.plan.choice.strategies import CHOICES
-from brigade.plan.choice.workload import Candidate, Cluster, Workload
+from brigade.plan.choice.workload import CHOICES, Candidate, Cluster, Workload
 from brigade.plan.shape.find import named_shape
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")

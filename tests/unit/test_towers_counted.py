@@ -16,8 +16,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from brigade.errors import UserError
-from brigade.plan.choice.images import Asked, described_with_images
 from brigade.plan.choice.job_of_recipe import published_models
+from brigade.plan.costs.images import Asked, described_with_images
 from brigade.plan.shape.built import build
 from brigade.plan.shape.find import described, named_config
 from brigade.plan.shape.image_tokens import image_of

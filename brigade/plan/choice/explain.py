@@ -12,8 +12,7 @@ from ..costs.step_time import cpu_adam_seconds
 from ..hardware import catalogue, gpu
 from ..hardware.network import links
 from .search import MUCH, NEAR, candidates, chosen, undivided
-from .strategies import named
-from .workload import WITH_LIGER, Candidate, Cluster, Workload
+from .workload import WITH_LIGER, Candidate, Cluster, Workload, named
 
 SLOW_GBIT = 400  # between nodes, below which gathering weights across them in every micro-step is what a step waits for
 LIGER = "Liger's kernels (--liger, use_liger_kernel)"

@@ -12,11 +12,11 @@ from ...train.recipe.schema import Recipe
 from ...train.recipe.training_section import TrainingSection
 from ...train.strategy import Strategy
 from ...train.strategy.axes import NAMES, Axes
+from ..costs.images import NOT_ASKED, Asked, adapter_widths, of_recipe
 from ..costs.job import EAGER, FUSED, Attention, Comparison, Job, Replicas, axis_fields, first_that_holds, method_fields
 from ..shape.find import described, named_shape
 from ..shape.lora import ALL, ENDS, targets_of, trained_parameters
 from ..shape.model_shape import ModelShape
-from .images import NOT_ASKED, Asked, adapter_widths, of_recipe
 
 # What computes attention, by the recipe's name for it. varlen and SDPA run FlashAttention-2's kernels on a GPU.
 ATTENTION: dict[str, Attention] = {

@@ -18,8 +18,7 @@ from ..costs.memory import GIB
 from ..hardware import Gpu, gpu
 from ..shape.model_shape import ModelShape
 from .job_of_run import EXPERTS_UNDER_DDP, attention_of, divisible
-from .strategies import Choice, runs
-from .workload import KERNELS, WITH_LIGER, Candidate, Cluster, Workload
+from .workload import KERNELS, WITH_LIGER, Candidate, Choice, Cluster, Workload, runs
 
 LIGHTER = ("adamw_8bit", "paged_adamw_8bit")  # optimizers with less to keep, the faster first
 NEAR = 1.05  # as fast as the fastest, for whom the simpler one is preferred

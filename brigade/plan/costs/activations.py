@@ -5,13 +5,11 @@ import math
 
 from ..constants import CONSTANTS
 from ..shape.lora import ALL, all_linears
-from .adapters import NORM_STANDS, adapter_bytes
 from .conventions import LOGIT_BYTES
-from .division import division
+from .division import division, stages
+from .images import pixel_bytes, projector_bytes, tower_job
 from .job import PROJECTOR, VISION_TOWER, Job
-from .layer import layer_ops
-from .stages import stages
-from .tower import pixel_bytes, projector_bytes, tower_job
+from .layer import NORM_STANDS, adapter_bytes, layer_ops
 
 TILE = 2**26  # logits that stand at once where the loss is computed in tiles (train/loss/tiled.py)
 

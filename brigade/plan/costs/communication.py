@@ -5,10 +5,9 @@ from typing import NamedTuple
 
 from ..constants import CONSTANTS
 from ..hardware.network import Links
-from .division import division
+from .division import Stage, division, gathered_bytes
 from .job import Job
 from .layer import exchanged_width
-from .stages import Stage, gathered_bytes
 
 
 @functools.singledispatch

@@ -7,8 +7,8 @@ train/loss/preferences.py, distillation.py and second_model.py are what is count
 from dataclasses import replace
 
 from ...train.recipe.objectives import ADAPTERS_OFF, DISTILL
+from .division import frozen_bytes
 from .job import FUSED, Job
-from .stages import frozen_bytes
 
 Looks = list[tuple[Job, int]]  # a model as a job, and how often it looks at as many tokens as a step has
 

@@ -12,8 +12,7 @@ from ..constants import CONSTANTS
 from ..hardware import Gpu, gpu
 from ..hardware.network import is_measured, joined, unproven_cards
 from .job import Job
-from .memory import GIB, Memory, moments, stream_pool
-from .reserved import gaps, reserved_with_room
+from .memory import GIB, Memory, gaps, moments, reserved_with_room, stream_pool
 from .step_time import StepTime, before_seconds, step_time
 
 SLOW = 0.1  # share of a step that computes, below which a configuration is possible and slow

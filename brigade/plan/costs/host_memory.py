@@ -7,10 +7,9 @@ from ..shape.model_shape import ModelShape
 from .activations import inputs_on_host
 from .averaging import held, written
 from .comparing import reference_job
+from .division import frozen_bytes, gathered_bytes, own_bytes, stages
 from .estimate import intervals
 from .job import Job
-from .stages import frozen_bytes, gathered_bytes, stages
-from .states import own_bytes
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,15 @@ from ..hardware import Gpu, gpu
 from ..hardware.network import links
 from ..shape.lora import linears
 from .activations import input_bytes
-from .adapters import NORM_MOVED
 from .averaging import synchronising
 from .communication import between_layers, border_seconds, data_seconds, gathering_seconds
 from .comparing import Looks, looks_before_training, looks_of_a_step
 from .conventions import DRIVERS, LOGIT_BYTES
-from .division import division
+from .division import beside_matrices, division, gathered_bytes, stages
+from .images import tower_job
 from .job import PROJECTOR, VISION_TOWER, Job
-from .layer import layer_ops
+from .layer import NORM_MOVED, layer_ops
 from .operation import Op
-from .stages import gathered_bytes, stages
-from .states import beside_matrices
-from .tower import tower_job
 
 # Bytes per parameter of moments that do not stay on the card.
 PAGED = {"paged_adamw_8bit": 2, "paged_adamw_32bit": 8, "paged_adamw": 8, "paged_lion_32bit": 4, "paged_lion_8bit": 1}

@@ -1,12 +1,13 @@
-"""Print what a run learns, where that is which answers are better, and what it takes to compare them."""
+"""Print what is learned where that is which answers are better, what it takes to compare them, and what images take."""
 
 from collections.abc import Iterator
 
-from ...errors.console import figure
+from ...errors.console import billions, figure
 from ...train.recipe.objectives import ADAPTERS_OFF, ANSWERS, DISTILL, JUDGED, PAIRS, SFT, bytes_of_token
 from ..choice.goals import BILLION
+from ..costs.activations import tower_bytes
 from ..costs.estimate import Estimate
-from ..costs.job import Comparison
+from ..costs.job import PROJECTOR, VISION_TOWER, Comparison
 from ..costs.memory import GIB
 from .show import say
 
@@ -64,3 +65,36 @@ def _compared(result: Estimate) -> Iterator[str]:
         if comparison.kept:
             size = BILLION * bytes_of_token(comparison.kept, job.shape.vocab) / GIB
             yield f"{comparison.kept:,} words of each token: {size:,.0f} GiB of disk on each host for a billion supervised tokens"
+
+
+PARTS = {VISION_TOWER: "vision tower", PROJECTOR: "projector"}
+
+
+def say_images(result: Estimate) -> None:
+    """Print nothing where there are none."""
+    job, images = result.job, result.job.images
+    if not images:
+        return
+    size = f"{images.width:,} x {images.height:,} pixels"
+    size += ", as is assumed without --image-size" if images.assumed else ""
+    each = images.each
+    say(
+        "images", f"{images.per_sample:g} in a sample, {size}: {each.tokens:,} tokens and {each.patches:,} patches each"
+    )
+    share = images.tokens / job.sequence
+    say(
+        "",
+        f"{images.tokens:,.0f} of the {job.sequence:,} tokens of a sequence are images' ({share:.0%}), in speed and duration too",
+    )
+    tower, projector = (billions(count) for count in (images.tower.parameters, images.tower.projector))
+    trains = " and ".join(PARTS[part] for part in PARTS if part in images.trained)
+    how = "adapters on " if job.method != "full" else ""
+    what = f"{how}the {trains}: trained" if trains else "frozen"
+    say("", f"vision tower {tower} parameters, projector {projector}; {what}")
+    kept, most = tower_bytes(job)
+    took = f"{figure(result.time.images, 2)} of the {figure(result.time.total, 2)} s of a step"
+    say("", f"they keep {kept / GIB:.2f} GiB of a micro-batch on each GPU, {most / GIB:.2f} at most; {took}")
+    say(
+        "",
+        "by formula: no GPU has measured images, and a rank whose samples have more of them needs more than this mean",
+    )

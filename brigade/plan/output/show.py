@@ -12,8 +12,7 @@ from ...errors.console import billions, counted, has_width
 from ...train.model.adapters import trains
 from ...train.recipe.objectives import SFT
 from ..choice import averaging_advice, explain, goals, search
-from ..choice.strategies import UNPROVEN
-from ..choice.workload import WITH_LIGER, Candidate, Cluster, Workload
+from ..choice.workload import UNPROVEN, WITH_LIGER, Candidate, Cluster, Workload
 from ..costs.division import division
 from ..costs.estimate import Estimate, intervals, memory_group, parts, time_group, unseen
 from ..costs.host_memory import host

@@ -1,43 +1,101 @@
-"""What `plan recipes/NAME/full.yaml` prints: a recipe as it stands, its estimate, and how to start it."""
+"""What `plan recipes/NAME/full.yaml` prints: a recipe as it stands, its estimate, and how to start it; the comment at its head."""
 
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
 from ...errors import UserError
-from ...errors.console import counted, figure
+from ...errors.console import counted, figure, one_line
 from ...errors.tables import Fields
 from ...train.model.config_json import read_config
 from ...train.model.location import check_length
 from ...train.model.rope import positions_by
 from ...train.recipe import flags
 from ...train.recipe.method import method_of
-from ...train.recipe.objectives import SFT
+from ...train.recipe.objectives import ANSWERS, JUDGED, PAIRS, SFT
 from ..choice import averaging_advice, goals
-from ..choice.goals import own_tokens
-from ..choice.images import NOT_ASKED, Asked
+from ..choice.goals import BILLION, million, own_tokens
 from ..choice.job_of_recipe import BESIDE, RecipePlan, here
 from ..choice.search import refusal
 from ..choice.workload import Cluster
+from ..costs.division import first_stage_states
+from ..costs.images import NOT_ASKED, Asked
 from ..costs.memory import GIB
-from ..costs.states import first_stage_states
 from ..shape.find import positions_of
-from . import header
 from .answer import needed, speed_and_price
 from .as_json import recipe_json
-from .images import say_images
-from .objective import say_objective
-from .show import (
-    describe,
-    of_layers,
-    recomputes,
-    say,
-    say_all,
-    say_command,
-    say_notes,
-    trained,
-    wrapped,
-)
+from .objective import say_images, say_objective
+from .show import describe, of_layers, recomputes, say, say_all, say_command, say_notes, trained, wrapped
+
+# By what an objective reads: what a recipe's model learns from, and what its sequences are where they are not packed.
+LEARNS_FROM = {ANSWERS: "chats", PAIRS: "pairs of answers", JUDGED: "judged answers"}
+SEQUENCES = {ANSWERS: "sequences", PAIRS: "pairs", JUDGED: "answers"}
+
+
+def commands(plan: RecipePlan) -> list[str]:
+    """Return the commands that start the recipe on its own cluster, the usual one first; with one GPU also one for eight."""
+    recipe, named = shlex.quote(plan.path), plan.settings.recipe.cluster.hostfile
+    gpus, hosts = plan.estimate.job.gpus, plan.estimate.job.nodes
+    eight = f"torchrun --master_port 29500 --nproc_per_node 8 train.py --recipe {recipe}"
+    if not named:
+        return [f"python train.py --recipe {recipe}", *([eight] if divides(plan, 8) else [])]
+    hostfile = shlex.quote(named)
+    lines = [f"python -m brigade launch {recipe} --hostfile {hostfile}"]
+    if plan.strategy.is_deepspeed:
+        lines.append(f"deepspeed --hostfile {hostfile} train.py --recipe {recipe}")
+    elif hosts == 1:
+        lines.append(f"torchrun --master_port 29500 --nproc_per_node {gpus} train.py --recipe {recipe}")
+    return lines
+
+
+def divides(plan: RecipePlan, ranks: int) -> bool:
+    """Return whether the global batch divides over as many ranks."""
+    return plan.settings.recipe.training.global_batch_size % (plan.estimate.job.micro_batch * ranks) == 0
+
+
+def lengths(plan: RecipePlan) -> str:
+    """Return the tokens of a sequence: `4,096`, or of a pair `2 x 2,048`."""
+    samples, length = plan.estimate.job.comparison.asks_for.samples, plan.settings.recipe.data.max_length
+    return f"{samples} x {length:,}" if samples > 1 else f"{length:,}"
+
+
+def header(plan: RecipePlan) -> str:
+    """Return the comment, of at most eight lines; `plan RECIPE` prints the rest."""
+    result, model = plan.estimate, plan.model
+    base = " of the base model" if model.base else ""
+    place = f"{plan.strategy_name} on {plan.cluster}" if result.job.gpus > 1 else f"on {plan.cluster}"
+    images = result.job.images
+    learns = LEARNS_FROM[result.job.comparison.rows] + (" with images" if images else "")
+    lines = [
+        f"{model.name}, {result.job.title}{base} on {learns}, {place}.",
+        f"Start:    {commands(plan)[0]}",
+        f"Expected: {result.device_gib:.1f} of {result.gpu.memory_gib:.1f} GiB on each GPU, {result.time.total:.2f} s per step, "
+        f"{result.tokens_per_second_per_gpu:,.0f} tokens/s on each GPU, {_duration(plan)}.",
+        f"          The planner's estimates, not measured. All of them: python -m brigade plan {shlex.quote(plan.path)}",
+    ]
+    if images:
+        size = f"{images.width:,} x {images.height:,} pixels ({images.each.tokens:,} tokens)"
+        lines.append(
+            f"Images:   {images.per_sample:g} of {size} in {result.job.sequence:,} tokens, measured on no GPU. "
+            "Others: --images-per-sample, --image-size"
+        )
+    lines += [f"Access:   accept {model.licence} on the model's page, and set HF_TOKEN."] if model.licence else []
+    return "".join(f"# {one_line(line)}\n" for line in lines)
+
+
+def _duration(plan: RecipePlan) -> str:
+    """Return how long the recipe's own data take, or a billion tokens where nobody has counted those."""
+    own = own_tokens(plan.settings.recipe)
+    hours = figure(plan.estimate.hours(own or BILLION), 2)
+    return f"{hours} hours for " + (f"its {million(own)} tokens" if own else "a billion tokens")
+
+
+def replaced(text: str, comment: str) -> str:
+    """Return a recipe's text with this header instead of its own."""
+    lines = text.splitlines(keepends=True)
+    first = next((number for number, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    return comment + "".join(lines[first:])
+
 
 # How a recipe's config.json relates to the published one (models.yaml).
 CONFIGS = {
@@ -100,13 +158,13 @@ def show_recipe(
         first += f", {speed_and_price(result, planned if wants_hours else None, price)}"
     print(wrapped(f"{first}. A margin of {margin:.0%} is to be left free."))
     if good or not (refused or spare < 0) or job.images:
-        say_command(f"Start: {header.commands(plan)[0]}")
+        say_command(f"Start: {commands(plan)[0]}")
     else:
         say_command(f"Plan what fits: {_command_to_choose(plan, hosts)}")
     trained(job, recipe.model.lora_modules_to_save, len(set(recipe.model.trainable_token_indices)))
     print(
         f"{path}: {job.shape.name}, {job.title}, {plan.strategy_name} on {plan.cluster}, {recipe.training.optim}, "
-        f"{header.lengths(plan)} tokens, recomputes {recomputes(job)}"
+        f"{lengths(plan)} tokens, recomputes {recomputes(job)}"
     )
     describe_recipe(plan)
     say_objective(result, recipe.data.max_length)
@@ -172,10 +230,10 @@ def describe_recipe(plan: RecipePlan) -> None:
     say("hardware", f"{plan.cluster}: {each}")
     shares, axes = job.data * job.replicas.count, plan.strategy.axes
     size = job.micro_batch * job.accumulation * shares
-    what = f"packs of {job.sequence:,} tokens" if recipe.data.packing else header.SEQUENCES[job.comparison.rows]
+    what = f"packs of {job.sequence:,} tokens" if recipe.data.packing else SEQUENCES[job.comparison.rows]
     over = counted(shares, "data-parallel rank" if axes else "GPU")
     ways = [f"micro-batch {job.micro_batch} x accumulation {job.accumulation} x {over}"]
-    if not (recipe.cluster.hostfile or axes) and header.divides(plan, 8):
+    if not (recipe.cluster.hostfile or axes) and divides(plan, 8):
         ways.append(f"{job.micro_batch} x {size // job.micro_batch // 8} x 8 GPUs")
     say("batch", " = ".join([f"{size} {what}", *ways]))
     filler = size - recipe.training.global_batch_size
@@ -184,5 +242,5 @@ def describe_recipe(plan: RecipePlan) -> None:
         say("", f"{filler} of them filler, for the recipe's {size - filler} do not divide: {wasted}")
     rehearsal = f"python train.py --recipe {shlex.quote(plan.path)} --rehearse  # tiny shapes, any machine"
     rehearses = [] if job.images else [rehearsal]  # which refuses images
-    for number, command in enumerate([*header.commands(plan), *rehearses]):
+    for number, command in enumerate([*commands(plan), *rehearses]):
         say("" if number else "start", command)

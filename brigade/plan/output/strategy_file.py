@@ -11,8 +11,7 @@ from ...train.recipe.files import REPOSITORY, find
 from ...train.recipe.hostfile import read_hostfile
 from ...train.strategy.axis_keys import as_mesh, with_axes
 from ..choice.job_of_recipe import here
-from ..choice.strategies import SHORT
-from ..choice.workload import Candidate
+from ..choice.workload import SHORT, Candidate
 
 # What accelerate's launcher reads, as the files in accelerate_configs/ have it; its end is FSDP's alone.
 ACCELERATE = Path(__file__).with_name("accelerate_template.txt")

@@ -31,7 +31,7 @@ from ..choice.workload import WITH_LIGER, Candidate, Workload
 from ..costs.host_memory import host
 from ..costs.job import Job
 from ..shape.find import RECIPES, config_of, positions_of, stretches
-from .header import header, replaced
+from .show_recipe import header, replaced
 from .strategy_file import as_document, hosts_file, ours, strategy_file
 
 # Per method and size in parameters: what a first run takes. Adapters take ten times the rate of all weights

@@ -13,7 +13,8 @@ from ...train.recipe.schema import Recipe
 from ...train.run.offers import CURE, Remedies
 from ...train.strategy import Strategy
 from .. import hardware
-from ..choice import fit, job_of_run
+from ..choice import job_of_run
+from ..choice.job_of_recipe import Count, counting, fastest_fit, largest_fit
 from ..hardware import calibration
 from ..shape.find import described
 
@@ -40,8 +41,8 @@ def peak_tflops(device_name: str) -> float | None:
 
 
 def callbacks(run: "Run", meter: "Meter", config: "PreTrainedConfig", trained: int) -> list["TrainerCallback"]:
-    """Return the callback that compares a run with its plan (compare_with_plan.py)."""
-    from .compare_with_plan import CompareWithPlan
+    """Return the callback that compares a run with its plan (prediction.py)."""
+    from .prediction import CompareWithPlan
 
     return [CompareWithPlan(run, meter, config, trained)]
 
@@ -64,7 +65,7 @@ def rows_that_fit(
     recipe: Recipe, strategy: Strategy, batch: Batch, replica: World, config: "PreTrainedConfig"
 ) -> tuple[int, str]:
     """Return (the largest micro-batch that fits this rank's GPU as the planner counts, why in words); 1 where it cannot tell."""
-    found, why = _here(recipe, strategy, replica, config, partial(fit.largest_fit, recipe, strategy, batch))
+    found, why = _here(recipe, strategy, replica, config, partial(largest_fit, recipe, strategy, batch))
     return (1, f"{why}{CURE}") if found is None else found
 
 
@@ -78,7 +79,7 @@ def fastest_that_fits(
 ) -> tuple[Fields, str]:
     """Return (the values of those keys with which this rank's GPU trains fastest as the planner counts, why in words); no values
     where it cannot tell."""
-    found, why = _here(recipe, strategy, replica, config, partial(fit.fastest_fit, recipe, keys, strategy, batch))
+    found, why = _here(recipe, strategy, replica, config, partial(fastest_fit, recipe, keys, strategy, batch))
     return ({}, f"what takes the least memory, for {why}") if found is None else found
 
 
@@ -87,7 +88,7 @@ def _here(
     strategy: Strategy,
     replica: World,
     config: "PreTrainedConfig",
-    choose: Callable[[fit.Count], tuple[T, str]],
+    choose: Callable[[Count], tuple[T, str]],
 ) -> tuple[tuple[T, str] | None, str]:
     """Return (what `choose` says of this rank's GPU, ""), or (None, why nothing can be said of it)."""
     device = hardware.gpu_here()
@@ -96,7 +97,7 @@ def _here(
     known, place = config.to_dict(), "the model's config"
     try:
         job_of_run.check_texts(recipe.data.images)
-        found = choose(fit.counting(strategy, replica.size, replica.local_size, known, device, place))
+        found = choose(counting(strategy, replica.size, replica.local_size, known, device, place))
         job_of_run.check_kernels(described(known, place))
         return found, ""
     except job_of_run.NotCovered as error:

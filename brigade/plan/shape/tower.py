@@ -15,11 +15,10 @@ from pydantic import TypeAdapter
 from ...errors import UserError
 from ...errors.tables import Document, Fields, table
 from ...train.model import parts
+from .built import keeps_fp32, remembered
 from .find import described
 from .from_code import ATTENTION, MeasuredShape
-from .layer_sizes import keeps_fp32
 from .model_shape import Family, ModelShape
-from .remembered import remembered
 
 if TYPE_CHECKING:
     from torch import nn
@@ -206,7 +205,7 @@ def _named(
 def _shape(
     kind: str, vision: "PreTrainedConfig", layers: "nn.ModuleList", parameters: int, rotary: bool
 ) -> MeasuredShape:
-    """Return the tower's layers as a decoder's: attention sees tokens on both sides, which costs/tower.py counts."""
+    """Return the tower's layers as a decoder's: attention sees tokens on both sides, which costs/images.py counts."""
     import torch
 
     hidden = vision.hidden_size
