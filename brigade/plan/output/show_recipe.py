@@ -1,4 +1,4 @@
-"""What `plan recipes/NAME/full.yaml` prints: a recipe as it stands, its estimate, and how to start it; the comment at its head."""
+"""What `plan recipes/NAME/full.yaml` prints: a recipe, its estimate, and how to start it; the comment at its head."""
 
 import shlex
 from collections.abc import Mapping

@@ -37,6 +37,12 @@ class Family:
     capped: bool = False
     scaled: bool = False
 
+    @property
+    def staged(self) -> bool:
+        """Whether its parts go into the stages of a pipeline: models with layer norms call theirs otherwise, and Gemma 1 and 2
+        scale whatever they take for embeddings."""
+        return not self.layer_norm and (self.qk_norm or self.sinks or not self.fp32_norm)
+
 
 RULE, CONVOLUTION, SPACE, SCAN = "gated delta rule", "short convolution", "state space", "selective scan"
 CHANNELS = "delta rule with a gate for each channel"
