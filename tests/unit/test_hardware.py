@@ -317,15 +317,6 @@ def test_a_run_that_measured_nothing(file, ran, mistake, tmp_path):
     assert not file.exists()
 
 
-def test_a_run_of_before_the_key_had_its_name_is_read(file, ran):
-    """run.yaml said `promise` for `prediction`, and its job had fields that a job of train.py never set otherwise."""
-    folder = ran("old", INSIDE, 2 * seconds(INSIDE), ours=True, sequence_parallel=False)
-    path = folder / "run.yaml"
-    path.write_text(path.read_text().replace("prediction:", "promise:"))
-    calibrate.calibrate([folder], file)
-    assert entry(file)["factor"] == pytest.approx(0.5, rel=1e-3)
-
-
 # ---- the command -------------------------------------------------------------------------------------------------
 def test_the_command(ran, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(calibration.VARIABLE, "")

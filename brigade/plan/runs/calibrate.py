@@ -8,7 +8,6 @@ run.yaml.
 
 import math
 import statistics
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -80,10 +79,6 @@ def write(file: Path, factors: Fields) -> None:
     calibration.once.cache_clear()
 
 
-# Fields that records of runs have had: always with train.py's value, or of what no formula asks any more.
-OLDER = {"ours", "sequence_parallel", "bounded", "fp32_weights"}
-
-
 def record(job: Job) -> Fields:
     """Return a Job as plain values, for YAML: those that differ from the defaults."""
     return dict(_plain(job))
@@ -101,8 +96,7 @@ def _plain(value: object) -> Any:
 def job_of_record(values: Document, place: str) -> Job:
     """Return the Job that record() wrote. Raises UserError at `place` for anything else."""
     try:
-        known = _known(values)
-        known["shape"] = _shape(known["shape"])
+        known = {**values, "shape": _shape(values["shape"])}
         compared = known.get("comparison")
         if compared:
             known["comparison"] = compared | {"shape": _shape(compared.get("shape"))}
@@ -110,12 +104,6 @@ def job_of_record(values: Document, place: str) -> Job:
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         problem = f"it is no configuration that this version of Brigade writes ({shortened(str(error), 160)})"
         raise UserError(place, problem, "run the recipe once more") from None
-
-
-def _known(value: object) -> Any:
-    if not isinstance(value, Mapping):
-        return value
-    return {key: _known(inner) for key, inner in value.items() if key not in OLDER}
 
 
 def _shape(values: Document | None) -> ModelShape | None:
@@ -144,8 +132,7 @@ def read_run(folder: Path) -> MeasuredRun:
     if not path.is_file():
         raise UserError(str(folder), "there is no run.yaml in it", "name the output directory of a run")
     record = read_yaml(path).get("run") or {}
-    key = "promise" if "promise" in record and "prediction" not in record else "prediction"  # the first in older runs
-    entry, place = record.get(key), f"{path}: run.{key}"
+    entry, place = record.get("prediction"), f"{path}: run.prediction"
     if not isinstance(entry, dict):
         problem = "this run measured nothing: it did not reach its tenth step, or is older than estimates are"
         raise UserError(place, problem, "let a run take ten steps, and name its directory")
