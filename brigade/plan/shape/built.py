@@ -28,7 +28,7 @@ NAMES = ("built", "from_code", "from_config", "lora", "mixers", "model_shape", "
 CODE = [Path(__file__).with_name(f"{name}.py") for name in NAMES]
 HALL = Path(__file__).parents[2] / "train"
 CODE += [HALL / "model" / f"{name}.py" for name in ("config_json", "per_layer", "sizes")]
-CODE += [HALL / "upstream" / "experts.py"]
+CODE += [HALL / "upstream" / "experts.py", Path(__file__).with_name("mixers.yaml")]
 
 
 def remembered(config: Document, what: Document, make: Callable[[], Fields]) -> Fields:

@@ -1,34 +1,20 @@
-"""The kinds of mixers that formulas describe, as a table: what layers of a hybrid have instead of attention or beside it, read
-off a model that is built (model_shape.Mixer)."""
+"""Find the mixer of a hybrid among those of mixers.yaml: what layers of a hybrid have instead of attention or beside it, read off
+a model that is built (model_shape.Mixer)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .lora import NAMES
-from .model_shape import CHANNELS, CONVOLUTION, RULE, SCAN, SPACE, Mixer
+from .model_shape import CHANNELS, MIXERS, SCAN, SPACE, Mixer
 
 if TYPE_CHECKING:
     from torch import nn
 
 BESIDE = "hybrid"  # of `layer_types`: with attention beside the mixer
 APART = ("mlp", "moe")  # with nothing else: the other layers of such a model have no MLP
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A mixer that a formula describes.
-
-    named: what `layer_types` calls its layers; fields: attributes of its module, by Mixer's fields, all of which it has
-    fixed: fields that are no attributes; fits: whether its module's parts are those that the formula counts
-    """
-
-    named: tuple[str, ...]
-    fields: Mapping[str, str] = field(default_factory=dict)
-    fixed: Mapping[str, int] = field(default_factory=dict)
-    fits: Callable[[Mixer, nn.Module], bool] = lambda mixer, module: True
 
 
 def _convolves_keys_and_queries(mixer: Mixer, module: nn.Module) -> bool:
@@ -47,37 +33,13 @@ def _scans_channels(mixer: Mixer, module: nn.Module) -> bool:
     return mixer.convolved == mixer.heads and given == [2 * mixer.heads, mixer.heads]
 
 
-# Of those with one name in `layer_types`, the first whose attributes a module has.
-KINDS = {
-    RULE: Kind(
-        ("linear_attention",),
-        {"heads": "num_v_heads", "key_heads": "num_k_heads", "key_dim": "head_k_dim", "value_dim": "head_v_dim"},
-    ),
-    SPACE: Kind(
-        ("linear_attention", "mamba", BESIDE),
-        {
-            "heads": "num_heads",
-            "key_heads": "n_groups",
-            "key_dim": "ssm_state_size",
-            "value_dim": "head_dim",
-            "chunk": "chunk_size",
-        },
-        fits=_convolves_keys_and_queries,
-    ),
-    CHANNELS: Kind(
-        ("linear_attention",),
-        {"heads": "num_heads", "key_heads": "num_heads", "key_dim": "head_dim", "value_dim": "head_dim"},
-        fits=_gates_channels,
-    ),
-    SCAN: Kind(
-        ("linear_attention",),
-        {"heads": "intermediate_size", "key_dim": "ssm_state_size"},
-        {"key_heads": 1, "value_dim": 1},
-        _scans_channels,
-    ),
-    CONVOLUTION: Kind(("conv",)),
+# Whether a module's parts are those that the formula of a kind counts.
+FITS: dict[str, Callable[[Mixer, nn.Module], bool]] = {
+    SPACE: _convolves_keys_and_queries,
+    CHANNELS: _gates_channels,
+    SCAN: _scans_channels,
 }
-MIXERS = frozenset(name for kind in KINDS.values() for name in kind.named)
+NAMED = frozenset(name for kind in MIXERS.values() for name in kind["named"])
 
 
 def mixer_of(types: list[str], layers: nn.ModuleList) -> tuple[Mixer | None, list[nn.Module]]:
@@ -85,21 +47,21 @@ def mixer_of(types: list[str], layers: nn.ModuleList) -> tuple[Mixer | None, lis
 
     None where no formula describes it, and then all layers. types: what the config calls each layer
     """
-    kinds = {one for one in types if one in MIXERS}
-    without = {*MIXERS, *APART} - {BESIDE}
+    kinds = {one for one in types if one in NAMED}
+    without = {*NAMED, *APART} - {BESIDE}
     attending = [layer for layer, one in zip(layers, types, strict=False) if one not in without]
     if len(kinds) != 1 or len(types) != len(layers) or not attending:
         return None, list(layers)
-    mixing = [layer for layer, one in zip(layers, types, strict=True) if one in MIXERS]
+    mixing = [layer for layer, one in zip(layers, types, strict=True) if one in NAMED]
     convolutions = [(name, module) for name, module in mixing[0].named_modules() if type(module).__name__ == "Conv1d"]
     if len(convolutions) != 1:
         return None, list(layers)
     module, convolution = mixing[0].get_submodule(convolutions[0][0].rpartition(".")[0]), convolutions[0][1]
     name = kinds.pop()
     states = {
-        kind: {field: getattr(module, attribute, 0) for field, attribute in known.fields.items()}
-        for kind, known in KINDS.items()
-        if name in known.named
+        kind: {field: getattr(module, attribute, 0) for field, attribute in known.get("fields", {}).items()}
+        for kind, known in MIXERS.items()
+        if name in known["named"]
     }
     kind = next((kind for kind, sizes in states.items() if all(sizes.values())), "")
     if not kind:
@@ -108,11 +70,11 @@ def mixer_of(types: list[str], layers: nn.ModuleList) -> tuple[Mixer | None, lis
     products = tuple((one.in_features, one.out_features) for _, one in linear)
     letters = "".join(NAMES.get(name, "-") for name, _ in linear)
     beside = BESIDE in types
-    sizes: dict[str, Any] = {**states[kind], **KINDS[kind].fixed}
+    sizes: dict[str, Any] = {**states[kind], **MIXERS[kind].get("fixed", {})}
     mixer = Mixer(kind, len(mixing), products, convolution.in_channels, beside=beside, **sizes)
     if set(letters) > {"-"}:
         mixer = replace(mixer, letters=letters)
-    if not KINDS[kind].fits(mixer, module):
+    if kind in FITS and not FITS[kind](mixer, module):
         return None, list(layers)
     return mixer, attending
 
