@@ -2,10 +2,12 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
 from ...errors.console import counted, figure
+from ...errors.tables import table
 from ..costs.job import Job
 from ..costs.memory import GIB
 from ..costs.step_time import cpu_adam_seconds
@@ -16,15 +18,7 @@ from .workload import WITH_LIGER, Candidate, Cluster, Workload, named
 
 SLOW_GBIT = 400  # between nodes, below which gathering weights across them in every micro-step is what a step waits for
 LIGER = "Liger's kernels (--liger, use_liger_kernel)"
-# Method -> lighter ones, the least change first.
-_QLORA = {"qlora": "QLoRA instead of LoRA"}
-LIGHTER = {
-    "full": {"lora": "LoRA instead of training all weights", "qlora": "QLoRA instead of training all weights"},
-    "lora": _QLORA,
-    "rslora": _QLORA,
-    "dora": {"lora": "adapters without DoRA"} | _QLORA,
-    "qdora": {"qlora": "adapters without DoRA"},
-}
+LIGHTER = table(Path(__file__).with_name("lighter.yaml"))
 
 
 def reason(candidate: Candidate, winner: Candidate | None) -> str:

@@ -10,13 +10,14 @@ from typing import Any
 
 from ...errors import UserError, did_you_mean
 from ...errors.tables import table
-from ...train.recipe.objectives import OBJECTIVES, PAIRS, SFT
+from ...train.recipe.objectives import ADAPTERS_OFF, MODEL, OBJECTIVES, PAIRS, SFT
 from ...train.strategy import refusal
 from ...train.strategy.axes import Axes
 from ..costs.estimate import Estimate
-from ..costs.job import EAGER, FUSED, Comparison, Images, Kernels, usual_comparison
+from ..costs.job import EAGER, FUSED, Comparison, Images, Kernels
 from ..shape.model_shape import ModelShape
 
+_TABLES = table(Path(__file__).with_name("strategies.yaml"))
 _SIZES = re.compile(r" \d+(?: \(\d+ each\))?(?= x )")  # of axes, as a table has them: `PP 8 (2 each) x ZeRO-1`
 SHORT = {"tensor": "TP", "sequence": "SP", "stages": "PP", "experts": "EP"}  # of axes, in tables and names of files
 
@@ -90,10 +91,9 @@ def with_sizes(name: str, axes: Axes) -> str:
 
 
 def _choices() -> Iterable[Choice]:
-    rows = table(Path(__file__).with_name("strategies.yaml"))
-    plain = {row["name"]: Choice(**row) for row in rows["strategies"]}
+    plain = {row["name"]: Choice(**row) for row in _TABLES["strategies"]}
     yield from plain.values()
-    for row in rows["divided"]:
+    for row in _TABLES["divided"]:
         for base in map(plain.__getitem__, row["beside"]):
             name = " x ".join([*(SHORT[axis] for axis in row["axes"]), base.name])
             more = {key: value for key, value in row.items() if key != "beside"}
@@ -139,14 +139,17 @@ def named(words: Iterable[str], optimizer: str) -> tuple[Choice, ...]:
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 KERNELS: dict[str, tuple[Kernels, str]] = {
-    "torch": (EAGER, "released"),
-    "torch.compile": (FUSED, "online"),
-    "torch, loss in tiles": (EAGER, "tiled"),
-    "Liger": (FUSED, "released"),  # train.py leaves out Liger's own loss (train/engines/kernels.py: apply_liger)
-    "Liger, loss in tiles": (FUSED, "tiled"),
+    name: (FUSED if row["fused"] else EAGER, row["loss"]) for name, row in _TABLES["kernels"].items()
 }
 WITH_LIGER = tuple(name for name in KERNELS if name.startswith("Liger"))  # a package of requirements-gpu.txt
 INSTALLED = tuple(name for name in KERNELS if name not in WITH_LIGER)
+
+
+def usual_comparison(objective: str, adapters: bool) -> Comparison:
+    """Return the comparison of a recipe that names an objective and no reference. objective: a key of OBJECTIVES"""
+    known = OBJECTIVES[objective]
+    reference = (ADAPTERS_OFF if adapters else MODEL) if known.reference else ""
+    return Comparison(objective, known.rows, reference, reference == MODEL)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from ...train.recipe.schema import Recipe
 from ..shape.image_tokens import image_of
 from ..shape.model_shape import ModelShape
 from ..shape.tower import described_with_tower, row_of
-from .job import PROJECTOR, VISION_TOWER, Comparison, Images, Job
+from .job import PROJECTOR, VISION_TOWER, Images, Job, unset
 
 USUAL = (1024, 1024)  # pixels of an image, where nobody says: few processors have a size of their own
 PARTS = (VISION_TOWER, PROJECTOR)
@@ -103,21 +103,15 @@ def tower_job(job: Job) -> Job:
         shape=replace(shape, window=2 * shape.window),
         sequence=max(1, round(images.per_sample * images.each.patches)),
         attended=2 * images.each.span,
-        tensor=1,
-        context=1,
+        **unset(
+            "tensor", "context", "trained", "labelled", "kernels", "attention", "tiled_mlp", "comparison", "images"
+        ),
         method="lora" if job.method == "qlora" else job.method,
-        trained=0,
         targets=job.targets if trains else "",
         dora=job.dora and trains,
         adapter_dropout=job.adapter_dropout and trains,
-        labelled=1.0,
         checkpointing=job.checkpointing if trains else "none",
-        kernels=frozenset(),
-        attention="flash2",
         loss="released",
-        tiled_mlp=False,
-        comparison=Comparison(),
-        images=None,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 from ...errors import UserError
 from ...errors.tables import Fields
 from ...train.recipe.method import METHODS
-from ...train.recipe.objectives import ADAPTERS_OFF, MODEL, OBJECTIVES, SFT
+from ...train.recipe.objectives import MODEL, OBJECTIVES, SFT
 from ...train.strategy.axes import Axes
 from ..shape.image_tokens import Image
 from ..shape.model_shape import ModelShape
@@ -33,6 +33,11 @@ def method_fields(name: str) -> Fields:
     """Return the fields of a Job for a method. name: a key of METHODS"""
     keys = METHODS[name].keys
     return {"method": "qlora" if "load_in_4bit" in keys else "lora" if keys else "full", "dora": "use_dora" in keys}
+
+
+def unset(*names: str) -> Fields:
+    """Return these fields of a Job as they are where nothing is said of them."""
+    return {name: Job.__dataclass_fields__[name].default for name in names}
 
 
 def axis_fields(axes: Axes, ranks: int) -> Fields:
@@ -110,13 +115,6 @@ class Comparison:
     def second(self) -> bool:
         """Whether a second model is in memory at any time: for the whole run, or only before the first step."""
         return self.stays or (self.precomputed and self.shape is not None)
-
-
-def usual_comparison(objective: str, adapters: bool) -> Comparison:
-    """Return the comparison of a recipe that names an objective and no reference. objective: a key of OBJECTIVES"""
-    known = OBJECTIVES[objective]
-    reference = (ADAPTERS_OFF if adapters else MODEL) if known.reference else ""
-    return Comparison(objective, known.rows, reference, reference == MODEL)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
 """Print what is learned where that is which answers are better, what it takes to compare them, and what images take."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from ...errors.console import billions, figure
-from ...train.recipe.objectives import ADAPTERS_OFF, ANSWERS, DISTILL, JUDGED, PAIRS, SFT, bytes_of_token
+from ...errors.tables import table
+from ...train.recipe.objectives import ADAPTERS_OFF, DISTILL, SFT, bytes_of_token
 from ..choice.goals import BILLION
 from ..costs.activations import tower_bytes
 from ..costs.estimate import Estimate
@@ -11,21 +13,16 @@ from ..costs.job import PROJECTOR, VISION_TOWER, Comparison
 from ..costs.memory import GIB
 from .show import say
 
+WORDS = table(Path(__file__).with_name("words.yaml"))
+
 
 def say_objective(result: Estimate, length: int) -> None:
     """Print nothing for supervised fine-tuning. length: tokens of a sample at most"""
     comparison = result.job.comparison
     if comparison.objective == SFT:
         return
-    rows = {
-        ANSWERS: f"answers, {length:,} tokens each",
-        PAIRS: f"pairs of answers, 2 x {length:,} tokens each",
-        JUDGED: f"judged answers, {length:,} tokens each",
-    }
-    say(
-        "learns",
-        f"{comparison.title}, from {rows[comparison.rows]}. No run was compared with this",
-    )
+    each = WORDS["rows"][comparison.rows]["each"].format(length=length)
+    say("learns", f"{comparison.title}, from {each}. No run was compared with this")
     for number, line in enumerate(_compared(result)):
         say("" if number else "compares", line)
 

@@ -12,7 +12,7 @@ from ...train.model.location import check_length
 from ...train.model.rope import positions_by
 from ...train.recipe import flags
 from ...train.recipe.method import method_of
-from ...train.recipe.objectives import ANSWERS, JUDGED, PAIRS, SFT
+from ...train.recipe.objectives import SFT
 from ..choice import averaging_advice, goals
 from ..choice.goals import BILLION, million, own_tokens
 from ..choice.job_of_recipe import BESIDE, RecipePlan, here
@@ -24,12 +24,8 @@ from ..costs.memory import GIB
 from ..shape.find import positions_of
 from .answer import needed, speed_and_price
 from .as_json import recipe_json
-from .objective import say_images, say_objective
+from .objective import WORDS, say_images, say_objective
 from .show import describe, of_layers, recomputes, say, say_all, say_command, say_notes, trained, wrapped
-
-# By what an objective reads: what a recipe's model learns from, and what its sequences are where they are not packed.
-LEARNS_FROM = {ANSWERS: "chats", PAIRS: "pairs of answers", JUDGED: "judged answers"}
-SEQUENCES = {ANSWERS: "sequences", PAIRS: "pairs", JUDGED: "answers"}
 
 
 def commands(plan: RecipePlan) -> list[str]:
@@ -65,7 +61,7 @@ def header(plan: RecipePlan) -> str:
     base = " of the base model" if model.base else ""
     place = f"{plan.strategy_name} on {plan.cluster}" if result.job.gpus > 1 else f"on {plan.cluster}"
     images = result.job.images
-    learns = LEARNS_FROM[result.job.comparison.rows] + (" with images" if images else "")
+    learns = WORDS["rows"][result.job.comparison.rows]["learns_from"] + (" with images" if images else "")
     lines = [
         f"{model.name}, {result.job.title}{base} on {learns}, {place}.",
         f"Start:    {commands(plan)[0]}",
@@ -95,15 +91,6 @@ def replaced(text: str, comment: str) -> str:
     lines = text.splitlines(keepends=True)
     first = next((number for number, line in enumerate(lines) if not line.startswith("#")), len(lines))
     return comment + "".join(lines[first:])
-
-
-# How a recipe's config.json relates to the published one (models.yaml).
-CONFIGS = {
-    "exact": "the published one, byte for byte",
-    "copies": "from public copies that agree; no hash of the Hub's was found",
-    "copy": "from one public copy; no hash of the Hub's was found",
-    "values": "its values, from one public copy, laid out anew: compare it with the one on the model's page",
-}
 
 
 def show_recipe(
@@ -215,7 +202,7 @@ def describe_recipe(plan: RecipePlan) -> None:
     states = f"{first_stage_states(job)[0].total / GIB:.1f} GiB of model states on each GPU"
     say("model", f"{model.hub}{revision}: {job.shape.parameters:,} parameters{published}{beside}, {states}")
     if model.config:
-        say("", f"{BESIDE} beside the recipe: {CONFIGS[model.config]}")
+        say("", f"{BESIDE} beside the recipe: {WORDS['config'][model.config]}")
     if model.licence:
         say("", f"gated: accept {model.licence} on its page and set HF_TOKEN")
     if job.shape.experts and job.method == "lora":
@@ -230,7 +217,9 @@ def describe_recipe(plan: RecipePlan) -> None:
     say("hardware", f"{plan.cluster}: {each}")
     shares, axes = job.data * job.replicas.count, plan.strategy.axes
     size = job.micro_batch * job.accumulation * shares
-    what = f"packs of {job.sequence:,} tokens" if recipe.data.packing else SEQUENCES[job.comparison.rows]
+    what = (
+        f"packs of {job.sequence:,} tokens" if recipe.data.packing else WORDS["rows"][job.comparison.rows]["sequences"]
+    )
     over = counted(shares, "data-parallel rank" if axes else "GPU")
     ways = [f"micro-batch {job.micro_batch} x accumulation {job.accumulation} x {over}"]
     if not (recipe.cluster.hostfile or axes) and divides(plan, 8):
