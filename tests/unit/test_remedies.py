@@ -232,7 +232,7 @@ def told(run_of, claimed, monkeypatch, in_the_repository):
         claimed(500)(run)
         own = remedies._estimated(run, config, hardware.gpu_of_device(H100))
         changes = [each for of_kind in remedies._changes(run, config, own).values() for each in of_kind]
-        named = [each for each in changes if remedies._is_allowed(run, config, own, each)]
+        named = [each for each in changes if remedies._following(run, config, own, each)]
         tried = (remedies._way(run, config, own, (each,)) for each in named)
         return run, config, [remedies._in_words(run, way, 1.0) for way in tried if way]
 

@@ -1,6 +1,7 @@
 """Turn a run of train.py into a Job. No torch."""
 
 import importlib.util
+from collections.abc import Mapping
 
 from ...errors import UserError
 from ...errors.tables import Document, Fields
@@ -13,7 +14,7 @@ from ...train.recipe.training_section import TrainingSection
 from ...train.strategy import Strategy
 from ...train.strategy.axes import NAMES, Axes
 from ..costs.images import NOT_ASKED, Asked, adapter_widths, of_recipe
-from ..costs.job import EAGER, FUSED, Attention, Comparison, Job, Replicas, axis_fields, first_that_holds, method_fields
+from ..costs.job import EAGER, FUSED, Attention, Comparison, Job, Replicas, axis_fields, method_fields
 from ..shape.find import described, named_shape
 from ..shape.lora import ALL, ENDS, targets_of, trained_parameters
 from ..shape.model_shape import ModelShape
@@ -199,9 +200,7 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int, trained: int) -> None
         and not trained,
     }
     lacking |= {f"of adapters {reason}": holds for reason, holds in of_adapters.items() if model.use_peft}
-    reason = first_that_holds(lacking)
-    if reason:
-        raise NotCovered(f"the formulas do not cover this run: {reason}")
+    _refuse_first(lacking, "the formulas do not cover this run: {}")
 
 
 def _check_selective(recipe: Recipe, shape: ModelShape) -> None:
@@ -215,9 +214,14 @@ def _check_selective(recipe: Recipe, shape: ModelShape) -> None:
         "MLPs in tiles": recipe.training.tiled_mlp,
         "eager attention": attention_of(shape, recipe.model.attn_implementation) == "eager",
     }
-    lacks = first_that_holds(lacking)
-    if lacks:
-        raise NotCovered(f"the formulas do not know what activation_checkpointing: selective keeps of {lacks}")
+    _refuse_first(lacking, "the formulas do not know what activation_checkpointing: selective keeps of {}")
+
+
+def _refuse_first(reasons: Mapping[str, object], sentence: str) -> None:
+    """Raise NotCovered with the first of the reasons that holds, in a sentence with a place for it."""
+    for reason, holds in reasons.items():
+        if holds:
+            raise NotCovered(sentence.format(reason))
 
 
 def _check_axes(recipe: Recipe, axes: Axes, shape: ModelShape, spread: Document) -> None:
@@ -238,9 +242,7 @@ def _check_axes(recipe: Recipe, axes: Axes, shape: ModelShape, spread: Document)
         and (shape.family.fused_qkv or shape.family.fused_gate),
         "eager attention": axes.sequence > 1 and attention_of(shape, recipe.model.attn_implementation) == "eager",
     }
-    lacks = first_that_holds(lacking)
-    if lacks:
-        raise NotCovered(f"the formulas do not know {lacks} under {axes} parallelism")
+    _refuse_first(lacking, f"the formulas do not know {{}} under {axes} parallelism")
     for axis, size in axes.used.items():
         odd = [number for number in divisible(shape, axis) if number % size]
         if odd:
