@@ -13,7 +13,7 @@ import yaml
 
 from brigade.plan.choice.job_of_recipe import job_of
 from brigade.plan.constants import CONSTANTS
-from brigade.plan.costs.averaging import held, round_seconds, sent, synchronising
+from brigade.plan.costs.communication import held, round_seconds, sent, synchronising
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.host_memory import host
 from brigade.plan.costs.job import Job, Replicas

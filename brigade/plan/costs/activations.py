@@ -3,9 +3,8 @@
 import functools
 import math
 
-from ..constants import CONSTANTS
+from ..constants import CONSTANTS, LOGIT_BYTES
 from ..shape.lora import ALL, all_linears
-from .conventions import LOGIT_BYTES
 from .division import division, stages
 from .images import pixel_bytes, projector_bytes, tower_job
 from .job import PROJECTOR, VISION_TOWER, Job

@@ -9,8 +9,7 @@ from pathlib import Path
 from ...errors.tables import Fields, table
 from ...train.watch.flops import flops_per_token, utilisation
 from ..constants import CONSTANTS
-from ..hardware import Gpu, gpu
-from ..hardware.network import is_measured, joined, unproven_cards
+from ..hardware import Gpu, gpu, is_measured, joined, unproven_cards
 from .job import Job
 from .memory import GIB, Memory, gaps, moments, reserved_with_room, stream_pool
 from .step_time import StepTime, before_seconds, step_time

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ..constants import CONSTANTS
 from ..shape.model_shape import ModelShape
 from .activations import inputs_on_host
-from .averaging import held, written
+from .communication import held, written
 from .comparing import reference_job
 from .division import frozen_bytes, gathered_bytes, own_bytes, stages
 from .estimate import intervals

@@ -9,10 +9,10 @@ from ...errors.tables import Fields
 from ...train.recipe.method import METHODS
 from ...train.recipe.objectives import MODEL, OBJECTIVES, SFT
 from ...train.strategy.axes import Axes
+from ..constants import ENGINES, ROWS, SCHEDULES, Engine, Rows, Schedule
 from ..shape.image_tokens import Image
 from ..shape.model_shape import ModelShape
 from ..shape.tower import Tower
-from .conventions import ENGINES, ROWS, SCHEDULES, Engine, Rows, Schedule
 
 Kernels = frozenset[str]  # of "norm", "rotary", "mlp", "experts", "softmax": which of them are one kernel each
 EAGER: Kernels = frozenset()
@@ -167,7 +167,7 @@ class Job:
     tiled_mlp: MLPs are computed for as many tokens at a time as the hidden size is wide (tiled_mlp: auto)
     comparison: what is learned where that is not answers, and what it is compared with
     images: None for texts only; those of each sequence, whose tokens are among the sequence's
-    loss, optimizer: keys of LOGIT_BYTES (conventions.py) and OPTIMIZER_BYTES (train/strategy/state_bytes.py)
+    loss, optimizer: keys of LOGIT_BYTES (constants.py) and OPTIMIZER_BYTES (train/strategy/state_bytes.py)
     """
 
     shape: ModelShape

@@ -18,8 +18,7 @@ from ..constants import CONSTANTS
 from ..shape.lora import ALL, linears
 from ..shape.model_shape import CHANNELS, RULE, SPACE
 from .job import Job
-from .mixer import mixer_ops
-from .operation import Op
+from .mixer import Op, mixer_ops
 
 # Bytes that go through memory for each number of a weight while DoRA takes the norm of its rows, and those that stand at most.
 # PEFT (tuners/lora/dora.py) makes B A whole, scales it, adds the weight and takes the norm: in bf16, or in fp32 where

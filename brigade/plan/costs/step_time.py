@@ -4,20 +4,17 @@ import functools
 import math
 from dataclasses import dataclass, replace
 
-from ..constants import CONSTANTS
-from ..hardware import Gpu, gpu
-from ..hardware.network import links
+from ..constants import CONSTANTS, DRIVERS, LOGIT_BYTES
+from ..hardware import Gpu, gpu, links
 from ..shape.lora import linears
 from .activations import input_bytes
-from .averaging import synchronising
-from .communication import between_layers, border_seconds, data_seconds, gathering_seconds
+from .communication import between_layers, border_seconds, data_seconds, gathering_seconds, synchronising
 from .comparing import Looks, looks_before_training, looks_of_a_step
-from .conventions import DRIVERS, LOGIT_BYTES
 from .division import beside_matrices, division, gathered_bytes, stages
 from .images import tower_job
 from .job import PROJECTOR, VISION_TOWER, Job
 from .layer import NORM_MOVED, layer_ops
-from .operation import Op
+from .mixer import Op
 
 # Bytes per parameter of moments that do not stay on the card.
 PAGED = {"paged_adamw_8bit": 2, "paged_adamw_32bit": 8, "paged_adamw": 8, "paged_lion_32bit": 4, "paged_lion_8bit": 1}

@@ -22,8 +22,7 @@ from ..costs.division import first_stage_states
 from ..costs.images import NOT_ASKED, Asked
 from ..costs.memory import GIB
 from ..shape.find import positions_of
-from .answer import needed, speed_and_price
-from .as_json import recipe_json
+from .answer import needed, recipe_json, speed_and_price
 from .objective import WORDS, say_images, say_objective
 from .show import describe, of_layers, recomputes, say, say_all, say_command, say_notes, trained, wrapped
 

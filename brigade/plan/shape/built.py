@@ -1,13 +1,16 @@
 """Models as Transformers builds them from a config.json, without weights: what is read off a model's code is read off these,
 and remembered, so that only the first call imports torch."""
 
+from __future__ import annotations
+
 import copy
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError, first_line
 from ...errors.tables import Document, Fields
@@ -16,7 +19,8 @@ from ...train.model.config_json import check_causal
 from ...train.model.per_layer import each_layers, sizes_that_differ
 from ...train.model.sizes import beyond_texts
 from ...train.upstream.experts import routers
-from .model_shape import LayerSizes
+from .lora import NAMES
+from .model_shape import CHANNELS, MIXERS, SCAN, SPACE, LayerSizes, Mixer
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,11 +28,9 @@ if TYPE_CHECKING:
 
 
 # What a shape that is read off a model's code depends on.
-NAMES = ("built", "from_code", "from_config", "lora", "mixers", "model_shape", "tower")
-CODE = [Path(__file__).with_name(f"{name}.py") for name in NAMES]
-HALL = Path(__file__).parents[2] / "train"
-CODE += [HALL / "model" / f"{name}.py" for name in ("config_json", "per_layer", "sizes")]
-CODE += [HALL / "upstream" / "experts.py", Path(__file__).with_name("mixers.yaml")]
+HERE = ("built.py", "from_code.py", "from_config.py", "lora.py", "model_shape.py", "tower.py", "mixers.yaml")
+HALL = ("model/config_json.py", "model/per_layer.py", "model/sizes.py", "upstream/experts.py")
+CODE = [*map(Path(__file__).with_name, HERE), *(Path(__file__).parents[2] / "train" / name for name in HALL)]
 
 
 def remembered(config: Document, what: Document, make: Callable[[], Fields]) -> Fields:
@@ -43,7 +45,7 @@ def versions() -> dict[str, str]:
     return {package: version(package) for package in ("torch", "transformers")}
 
 
-def configured(config: Document) -> "PreTrainedConfig":
+def configured(config: Document) -> PreTrainedConfig:
     """Return what Transformers makes of a config.json. Raises UserError for a kind of model that it does not know."""
     from transformers import CONFIG_MAPPING, __version__
 
@@ -56,7 +58,7 @@ def configured(config: Document) -> "PreTrainedConfig":
     return CONFIG_MAPPING[kind].from_dict(plain)
 
 
-def build(config: Document, images: bool = False, **options: str) -> "PreTrainedModel":
+def build(config: Document, images: bool = False, **options: str) -> PreTrainedModel:
     """Build the model of a config.json, untrained, on whatever device is the default. Raises UserError.
 
     images: the model of images and texts, and not the causal language model; options: of from_config
@@ -81,7 +83,7 @@ def build(config: Document, images: bool = False, **options: str) -> "PreTrained
         raise UserError(place, problem, "check the config.json") from error
 
 
-def decoder_layers(model: "PreTrainedModel") -> "tuple[nn.Module, str, nn.ModuleList]":
+def decoder_layers(model: PreTrainedModel) -> tuple[nn.Module, str, nn.ModuleList]:
     """(module that has them, its attribute, the layers): the list of modules with most parameters, towers apart."""
     from torch import nn
 
@@ -106,7 +108,7 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
 
 
-def sizes_of_layers(kind: str, text: "PreTrainedConfig", layers: "nn.ModuleList") -> tuple[LayerSizes, ...]:
+def sizes_of_layers(kind: str, text: PreTrainedConfig, layers: nn.ModuleList) -> tuple[LayerSizes, ...]:
     """Return the sizes of each kind of layer, in the model's order; () where all layers have the same.
 
     kind: the model_type; text: the text model's config; layers: the decoder's
@@ -140,12 +142,12 @@ def largest(sizes: tuple[LayerSizes, ...]) -> LayerSizes | None:
     return LayerSizes(*(max(getattr(one, name) for one in sizes) for name in names)) if sizes else None
 
 
-def keeps_fp32(norm: "nn.Module") -> bool:
+def keeps_fp32(norm: nn.Module) -> bool:
     """Return whether a norm's weight, on the meta device, multiplies in fp32, so that autograd keeps a second tensor in fp32."""
     return len(_kept_in_fp32(norm, norm.weight.numel())) > 1
 
 
-def router_reads_fp32(model: "nn.Module", hidden: int) -> bool:
+def router_reads_fp32(model: nn.Module, hidden: int) -> bool:
     """Return whether the routers of a model on the meta device read an fp32 copy of what they are given in bf16. False where no
     router of it can be run by itself."""
     try:
@@ -154,7 +156,7 @@ def router_reads_fp32(model: "nn.Module", hidden: int) -> bool:
         return False
 
 
-def _kept_in_fp32(module: "nn.Module", width: int) -> set[int]:
+def _kept_in_fp32(module: nn.Module, width: int) -> set[int]:
     """Return which tensors of its inputs' shape in fp32 autograd keeps of a module in bf16, on the meta device."""
     import torch
 
@@ -168,3 +170,77 @@ def _kept_in_fp32(module: "nn.Module", width: int) -> set[int]:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         copy.deepcopy(module).to(torch.bfloat16)(inputs)
     return {id(one) for one in kept if one.dtype == torch.float32 and one.shape == inputs.shape}
+
+
+BESIDE = "hybrid"  # of `layer_types`: with attention beside the mixer
+APART = ("mlp", "moe")  # with nothing else: the other layers of such a model have no MLP
+
+
+def _convolves_keys_and_queries(mixer: Mixer, module: nn.Module) -> bool:
+    return mixer.convolved == mixer.heads * mixer.value_dim + 2 * mixer.key_heads * mixer.key_dim
+
+
+def _gates_channels(mixer: Mixer, module: nn.Module) -> bool:
+    """Whether the gate is a sigmoid's (Ling 3), or operations of its own, in Kimi Linear."""
+    gate = getattr(module, "forget_gate", None)
+    return _convolves_keys_and_queries(mixer, module) and gate is not None and bool(getattr(gate, "safe_gate", True))
+
+
+def _scans_channels(mixer: Mixer, module: nn.Module) -> bool:
+    """Whether B, C and steps have one width for all channels."""
+    given = [outer for _, outer in mixer.products[::2]]
+    return mixer.convolved == mixer.heads and given == [2 * mixer.heads, mixer.heads]
+
+
+# Whether a module's parts are those that the formula of a kind counts.
+FITS: dict[str, Callable[[Mixer, nn.Module], bool]] = {
+    SPACE: _convolves_keys_and_queries,
+    CHANNELS: _gates_channels,
+    SCAN: _scans_channels,
+}
+NAMED = frozenset(name for kind in MIXERS.values() for name in kind["named"])
+
+
+def mixer_of(types: list[str], layers: nn.ModuleList) -> tuple[Mixer | None, list[nn.Module]]:
+    """Return (what a hybrid has instead of attention in some layers or beside it in all, the layers with attention).
+
+    None where no formula describes it, and then all layers. types: what the config calls each layer
+    """
+    kinds = {one for one in types if one in NAMED}
+    without = {*NAMED, *APART} - {BESIDE}
+    attending = [layer for layer, one in zip(layers, types, strict=False) if one not in without]
+    if len(kinds) != 1 or len(types) != len(layers) or not attending:
+        return None, list(layers)
+    mixing = [layer for layer, one in zip(layers, types, strict=True) if one in NAMED]
+    convolutions = [(name, module) for name, module in mixing[0].named_modules() if type(module).__name__ == "Conv1d"]
+    if len(convolutions) != 1:
+        return None, list(layers)
+    module, convolution = mixing[0].get_submodule(convolutions[0][0].rpartition(".")[0]), convolutions[0][1]
+    name = kinds.pop()
+    states = {
+        kind: {field: getattr(module, attribute, 0) for field, attribute in known.get("fields", {}).items()}
+        for kind, known in MIXERS.items()
+        if name in known["named"]
+    }
+    kind = next((kind for kind, sizes in states.items() if all(sizes.values())), "")
+    if not kind:
+        return None, list(layers)
+    linear = linear_layers(module)
+    products = tuple((one.in_features, one.out_features) for _, one in linear)
+    letters = "".join(NAMES.get(name, "-") for name, _ in linear)
+    beside = BESIDE in types
+    sizes: dict[str, Any] = {**states[kind], **MIXERS[kind].get("fixed", {})}
+    mixer = Mixer(kind, len(mixing), products, convolution.in_channels, beside=beside, **sizes)
+    if set(letters) > {"-"}:
+        mixer = replace(mixer, letters=letters)
+    if kind in FITS and not FITS[kind](mixer, module):
+        return None, list(layers)
+    return mixer, attending
+
+
+def linear_layers(module: nn.Module) -> list[tuple[str, nn.Linear]]:
+    """Return the linear layers of a mixer by their names, that which gives its output at the end."""
+    import torch
+
+    found = [(name, each) for name, each in module.named_modules() if isinstance(each, torch.nn.Linear)]
+    return sorted(found, key=lambda one: one[0].startswith(("out", "o_proj")))

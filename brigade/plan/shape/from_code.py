@@ -15,9 +15,18 @@ from ...train.model.config_json import ALIASES
 from ...train.model.per_layer import widest_head
 from ...train.model.sizes import beyond_texts
 from ...train.upstream.experts import beside_mamba, taken_for_experts
-from .built import FLASH_WIDTH, keeps_fp32, largest, remembered, router_reads_fp32, sizes_of_layers
+from .built import (
+    APART,
+    FLASH_WIDTH,
+    keeps_fp32,
+    largest,
+    linear_layers,
+    mixer_of,
+    remembered,
+    router_reads_fp32,
+    sizes_of_layers,
+)
 from .from_config import scales_logits, windows
-from .mixers import APART, linear_layers, mixer_of
 from .model_shape import Family, Mixer, ModelShape
 
 if TYPE_CHECKING:
