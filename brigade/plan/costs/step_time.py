@@ -9,7 +9,7 @@ from ..hardware import Gpu, gpu, links
 from ..shape.lora import linears
 from .activations import input_bytes
 from .communication import between_layers, border_seconds, data_seconds, gathering_seconds, synchronising
-from .comparing import Looks, looks_before_training, looks_of_a_step
+from .comparing import Looks, looks_of_a_step
 from .division import beside_matrices, division, gathered_bytes, stages
 from .images import tower_job
 from .job import PROJECTOR, VISION_TOWER, Job
@@ -168,7 +168,7 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
     offload = _offload(job, g, stepped, psi, compute) + _inputs_moving(job, g, n)
     whole = (compute, m * n * waiting, inside, outside, bubble, optimizer, offload)
     found = StepTime(*(part / g.efficiency for part in whole))
-    beside = {"comparing": comparing_seconds(job, g), "images": image_seconds(job, g)}
+    beside = {"comparing": looking_seconds(looks_of_a_step(job), g), "images": image_seconds(job, g)}
     return replace(found, synchronising=synchronising(job, g, found.total), **beside)
 
 
@@ -183,17 +183,8 @@ def head_seconds(job: Job, g: Gpu) -> tuple[float, float]:
 
 
 # ---- forward passes without gradients --------------------------------------------------------------------------------
-def comparing_seconds(job: Job, g: Gpu) -> float:
-    """Return the seconds that an objective adds to each step by looking at answers without gradients."""
-    return _looking_seconds(looks_of_a_step(job), g)
-
-
-def before_seconds(job: Job, g: Gpu) -> float:
-    """Return the seconds that a reference takes once, before training, for as many tokens as a step has."""
-    return _looking_seconds(looks_before_training(job), driven(job, g))
-
-
-def _looking_seconds(looks: Looks, g: Gpu) -> float:
+def looking_seconds(looks: Looks, g: Gpu) -> float:
+    """Return the seconds of looking at answers without gradients, for as many tokens as a step has."""
     return sum(times * forward_seconds(model, g) for model, times in looks) / g.efficiency
 
 

@@ -175,17 +175,13 @@ def gpu_here() -> Gpu | None:
     if not torch.cuda.is_available():
         return None
     device = torch.cuda.get_device_properties(torch.cuda.current_device())
-    known = gpu_of_device(device.name) or gpu(_nearest(device.multi_processor_count))
+    kinds, cores = catalogue(), device.multi_processor_count
+    known = gpu_of_device(device.name) or gpu(min(kinds, key=lambda kind: abs(kinds[kind]["sms"] - cores)))
     integrated = bool(device.is_integrated)
     memory: int = device.total_memory
     if integrated:  # CUDA counts all of the host's memory
         memory = min(memory, torch.cuda.memory_reserved() + control_groups.memory_left()["available"])
     return replace(known, memory_gib=memory / GIB, integrated=integrated)
-
-
-def _nearest(multiprocessors: int) -> str:
-    entries = catalogue()
-    return min(entries, key=lambda kind: abs(entries[kind]["sms"] - multiprocessors))
 
 
 @dataclass(frozen=True)
