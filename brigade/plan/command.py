@@ -1,18 +1,15 @@
 """`python -m brigade plan MODEL --hostfile H --gpu KIND`: say what fits, how fast it is, and which strategy to take."""
 
 import argparse
-import math
 import os
 import re
 from pathlib import Path
-from typing import Any, NoReturn, get_args
-
-import yaml
+from typing import NoReturn, get_args
 
 from ..errors import UserError, did_you_mean
 from ..errors.console import console
-from ..errors.numbers import numeric
-from ..errors.tables import Fields
+from ..errors.flags import add_flags
+from ..errors.tables import Fields, table
 from ..train.recipe.files import find
 from ..train.recipe.hostfile import read_hostfile
 from ..train.recipe.method import METHODS
@@ -34,9 +31,7 @@ from .runs.calibrate import calibrate
 from .shape.find import described, named_config, positions_of, stretches
 from .shape.lora import ENDS, trained_parameters
 
-FLAGS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
-TABLES = {"METHODS": METHODS, "OBJECTIVES": OBJECTIVES}
-TYPES = {"path": Path, "int": int, "float": float}
+FLAGS = table(Path(__file__).with_suffix(".yaml"))
 MOST_SLOTS = 72
 
 
@@ -45,17 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model = "a recipe's folder, a folder or file with a config.json, or a name on the Hub; a recipe's .yaml is planned as it is"
     parser.add_argument("model", nargs="?", help=model)
     for title, flags in FLAGS.items():
-        group = parser.add_argument_group(title)
-        for flag, takes in flags.items():
-            kind: Any = TYPES.get(takes.get("type"))
-            if "least" in takes:
-                kind = numeric(flag, takes["least"], kind, takes.get("below", math.inf))
-            names = [f"--{flag}", *([takes["also"]] if "also" in takes else [])]
-            more = {key: value for key, value in takes.items() if key not in ("type", "least", "below", "also")}
-            if isinstance(more.get("choices"), str):
-                more["choices"] = TABLES[more["choices"]]
-            more |= {"type": kind} if kind else {}
-            group.add_argument(*names, **more)
+        add_flags(parser.add_argument_group(title), flags, METHODS=METHODS, OBJECTIVES=OBJECTIVES)
 
 
 def run(options: argparse.Namespace) -> int:
