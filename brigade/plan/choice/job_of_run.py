@@ -13,7 +13,7 @@ from ...train.recipe.schema import Recipe
 from ...train.recipe.training_section import TrainingSection
 from ...train.strategy import Strategy
 from ...train.strategy.axes import NAMES, Axes
-from ..costs.images import NOT_ASKED, Asked, adapter_widths, of_recipe
+from ..costs.images import NOT_ASKED, Asked, of_recipe
 from ..costs.job import EAGER, FUSED, Attention, Comparison, Job, Replicas, axis_fields, method_fields
 from ..shape.find import described, named_shape
 from ..shape.lora import ALL, ENDS, targets_of, trained_parameters
@@ -83,7 +83,8 @@ def job_of_run(
         rank = model.lora_r
         tokens = len(set(model.trainable_token_indices))
         trained = trained_parameters(shape, rank, model.lora_modules_to_save, targets, model.use_dora, tokens)
-        trained += rank * adapter_widths(images, model.lora_target_modules) if images else 0
+        if images:  # and on the linear layers beside the decoder
+            trained += rank * sum(images.tower.adapted(model.lora_target_modules, part) for part in images.trained)
     fused = training.use_liger_kernel or training.torch_compile
     return Job(
         shape,
@@ -99,7 +100,7 @@ def job_of_run(
         inputs_on_host=again.offload,
         kernels=FUSED if fused else EAGER,
         attention=attention_of(shape, model.attn_implementation),
-        loss=_loss(training),
+        loss="tiled" if training.loss_tiles else "online" if training.torch_compile else "released",
         tiled_mlp=training.tiled_mlp is not None,
         trained=trained if adapters else 0,
         adapter_dropout=adapters and model.lora_dropout > 0,
@@ -156,10 +157,6 @@ def _comparison(recipe: Recipe, shape: ModelShape) -> Comparison:
     before, in_4bit = precomputes(recipe), training.teacher_load_in_4bit
     kept = min(training.teacher_top_k or 0, shape.vocab, other.vocab if other else shape.vocab)
     return Comparison(training.objective, objective.rows, own or "", before, other, apart, in_4bit, kept)
-
-
-def _loss(training: TrainingSection) -> str:
-    return "tiled" if training.loss_tiles else "online" if training.torch_compile else "released"
 
 
 def _check(recipe: Recipe, strategy: Strategy, ranks: int, trained: int) -> None:

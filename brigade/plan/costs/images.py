@@ -6,7 +6,6 @@ place of tokens. No GPU has measured any of it.
 """
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ...errors import UserError
@@ -78,14 +77,6 @@ def of_recipe(recipe: Recipe, config: Document, place: str, name: str, asked: As
     return described_with_images(config, place, name, asked, beside, (recipe.data.max_pixels, recipe.data.min_pixels))
 
 
-def adapter_widths(images: Images, targets: str | Iterable[str]) -> int:
-    """Return the widths of the linear layers beside the decoder that have adapters, summed: what one rank of adapters has."""
-    return sum(images.tower.adapted(targets, part) for part in images.trained)
-
-
-PIXEL = 4  # bytes of a number that a processor gives, as it lies in a micro-batch
-
-
 def tower_job(job: Job) -> Job:
     """Return the layers of the vision tower as a job: its sequences are the patches of a sequence's images.
 
@@ -113,22 +104,3 @@ def tower_job(job: Job) -> Job:
         checkpointing=job.checkpointing if trains else "none",
         loss="released",
     )
-
-
-def pixel_bytes(job: Job) -> float:
-    """Return the bytes of a micro-batch's pixels, which stay until its end."""
-    images = job.images
-    assert images
-    return PIXEL * images.tower.pixels * job.micro_batch * images.per_sample * images.each.patches
-
-
-def projector_bytes(job: Job) -> float:
-    """Return the bytes of a micro-batch that the projector keeps of what its linear layers read and give.
-
-    Where tower and projector are frozen it stands at once only while the projector computes.
-    """
-    images = job.images
-    assert images
-    width = 4 if job.autocast else 2
-    numbers = sum(inner + outer for inner, outer in images.tower.products)
-    return width * numbers * job.micro_batch * images.per_sample * images.each.projected

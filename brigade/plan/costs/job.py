@@ -1,6 +1,5 @@
 """One configuration to estimate: model, method, how it is spread over GPUs, and what computes it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -22,11 +21,6 @@ Method = Literal["full", "lora", "qlora"]
 Checkpointing = Literal["none", "attention", "half", "selective", "full"]
 VISION_TOWER, PROJECTOR = "vision_tower", "projector"  # parts of a model that reads images
 RANKS = ("data", "tensor", "pipeline", "context", "expert")
-
-
-def first_that_holds(reasons: Mapping[str, object]) -> str:
-    """Return the first of the reasons whose value is true; "" where none is."""
-    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def method_fields(name: str) -> Fields:
@@ -236,8 +230,7 @@ class Job:
             "replicas that train independently": self.replicas.count > 1,
             f"objective {self.comparison.objective}": self.comparison.objective != SFT,
         }
-        reason = first_that_holds(reasons)
-        if reason:
+        for reason in (reason for reason, holds in reasons.items() if holds):
             raise UserError("images", f"no formula counts them with {reason}", "leave one of the two out")
         if images.tokens > self.sequence:
             problem = (

@@ -160,7 +160,8 @@ def _attention_with_products(job: Job) -> Iterator[Op]:
     shape = job.shape
     h, q, kv, family = shape.hidden, shape.query_width, shape.key_value_width, shape.family
     wide = q * (1 + family.output_gate)
-    into, out = [(h, wide + shape.made_width)], (q, h)
+    # Queries, and what a layer computes of keys and values by products of its own.
+    into, out = [(h, wide + shape.made * shape.kv_heads * shape.head_dim)], (q, h)
     if shape.projections:
         *into, out = shape.projections
         latent = sum(inner for inner, _ in into if inner != h)

@@ -225,11 +225,6 @@ class ModelShape:
         """Keys and values together."""
         return 2 * self.kv_heads * self.head_dim
 
-    @property
-    def made_width(self) -> int:
-        """What a layer computes of keys and values by products of its own."""
-        return self.made * self.kv_heads * self.head_dim
-
     # ---- parameters ----
     @property
     def embedding(self) -> int:
