@@ -117,9 +117,8 @@ def _choose(options: argparse.Namespace) -> int:
     cluster, ranked, winner = found.cluster, found.ranked, found.winner
     if not ranked:
         names = " or ".join(choice.name for choice in workload.choices)
-        whys = dict.fromkeys(
-            filter(None, (search.impossible(workload, cluster, choice) for choice in workload.choices))
-        )
+        reasons = (search.impossible(workload, cluster, choice) for choice in workload.choices)
+        whys = dict.fromkeys(filter(None, reasons))
         if whys:
             cure = "name ddp, zero2_offload or zero3_offload_param; or give a --hostfile with more slots"
             if cluster.gpus > 1:

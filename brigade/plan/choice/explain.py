@@ -50,10 +50,8 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
     if candidate.lighter and not winner.lighter and candidate.seconds < winner.seconds:
         return f"faster by formula, but 8-bit moments are for what fits in no other way, or is {MUCH} times as fast"
     if candidate.choice.unproven and candidate.seconds < winner.seconds:
-        at_worst = (
-            f"few published runs have such axes: at the slow end {_longer(candidate.slow_seconds / winner.seconds)}"
-        )
-        return f"faster by formula, but {at_worst}"
+        at_worst = _longer(candidate.slow_seconds / winner.seconds)
+        return f"faster by formula, but few published runs have such axes: at the slow end {at_worst}"
     if candidate.seconds <= NEAR * winner.seconds and candidate.choice.rank > winner.choice.rank:
         return f"as fast, but {winner.name} is {'preferred' if winner.choice.axes else 'simpler'}"
     ratio, other = candidate.seconds / winner.seconds, winner.estimate.job
@@ -94,11 +92,8 @@ def _longest_wait(candidate: Candidate) -> tuple[float, str]:
 
 def why_slow(candidate: Candidate) -> str:
     """Return why a strategy is possible and no more."""
-    return (
-        "its states go through the hosts' disks"
-        if candidate.estimate.job.offload == "nvme"
-        else _longest_wait(candidate)[1]
-    )
+    through_disks = candidate.estimate.job.offload == "nvme"
+    return "its states go through the hosts' disks" if through_disks else _longest_wait(candidate)[1]
 
 
 def too_much(candidate: Candidate) -> str:

@@ -243,9 +243,8 @@ def _check_axes(recipe: Recipe, axes: Axes, shape: ModelShape, spread: Document)
     for axis, size in axes.used.items():
         odd = [number for number in divisible(shape, axis) if number % size]
         if odd:
-            raise NotCovered(
-                f"the formulas know {NAMES[axis]} parallelism over ranks that divide the model, and {size} do not {odd[0]}"
-            )
+            known = f"the formulas know {NAMES[axis]} parallelism over ranks that divide the model"
+            raise NotCovered(f"{known}, and {size} do not {odd[0]}")
 
 
 def divisible(shape: ModelShape, axis: str) -> tuple[int, ...]:

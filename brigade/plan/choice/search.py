@@ -24,9 +24,8 @@ from .workload import KERNELS, WITH_LIGER, Candidate, Choice, Cluster, Workload,
 
 LIGHTER = ("adamw_8bit", "paged_adamw_8bit")  # optimizers with less to keep, the faster first
 NEAR = 1.05  # as fast as the fastest, for whom the simpler one is preferred
-MUCH = (
-    1.3  # times as fast with 8-bit moments as with the usual optimizer, from where on they are taken although that fits
-)
+# Times as fast with 8-bit moments as with the usual optimizer, from where on they are taken although that fits.
+MUCH = 1.3
 
 UNDIVIDED = table(Path(__file__).with_name("undivided.yaml"))
 

@@ -64,14 +64,11 @@ class Division:
             return 1.0
         whole = cut = 0
         for moe, count in job.shape.kinds:
-            for reads, inner, outer, _ in linears(
-                job.shape, job.targets, moe=moe
-            ):  # of no hybrid: all layers have them
+            # Of no hybrid: all layers have them.
+            for reads, inner, outer, _ in linears(job.shape, job.targets, moe=moe):
                 by_input = reads in ("attention", "activation")
-                whole, cut = (
-                    whole + count * (outer if by_input else inner),
-                    cut + count * (inner if by_input else outer),
-                )
+                whole += count * (outer if by_input else inner)
+                cut += count * (inner if by_input else outer)
         return (whole + cut / job.tensor) / (whole + cut)
 
     @property
@@ -238,9 +235,8 @@ def _beside_autotp(job: Job, stage: Stage) -> tuple[StateBytesPerRank, float]:
     divided, held = _shared(job, stage.trained - stage.whole, _beside(job, stage), n)
     whole, held_too = _shared(job, stage.whole, 0.0, over_all)
     both = _sum(divided, whole)
-    not_yet = 4 * min(
-        (stage.trained - stage.whole) / n, stage.whole / over_all, SUB_GROUP_SIZE
-    )  # copies of the smaller sub-group
+    # Copies of the smaller sub-group.
+    not_yet = 4 * min((stage.trained - stage.whole) / n, stage.whole / over_all, SUB_GROUP_SIZE)
     return replace(both, gradients=max(0.0, both.gradients - not_yet)), held + held_too
 
 

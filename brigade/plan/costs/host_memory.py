@@ -75,9 +75,8 @@ def copied(job: Job, certain: bool = False) -> float:
     of the host into one piece (deepspeed/runtime/zero/utils.py: defragment).
     """
     s, ranks, width = job.shape, min(job.node_size, job.gpus), 4 if not job.deepspeed and job.method == "full" else 2
-    ends = (
-        (s.embedding, s.head) if width == 4 and not certain else (0, 0)
-    )  # else they are sent as they lie in the files
+    # The ends become fp32, else they are sent as they lie in the files.
+    ends = (s.embedding, s.head) if width == 4 and not certain else (0, 0)
     largest = max(*ends, 3 * converted(s) / s.layers)  # what is fused, its parts, and parts of these
     whole = 0.0
     if job.method == "qlora":

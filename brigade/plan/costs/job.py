@@ -38,10 +38,8 @@ def axis_fields(axes: Axes, ranks: int) -> Fields:
     """Return the fields of a Job that train.py divides along these axes over so many ranks."""
     if not axes:
         return {"data": ranks}
-    pipeline = (
-        {"engine": "stages", "schedule": axes.chosen_schedule, "virtual": axes.virtual} if axes.stages > 1 else {}
-    )
-    return pipeline | {
+    pipeline = {"engine": "stages", "schedule": axes.chosen_schedule, "virtual": axes.virtual}
+    return (pipeline if axes.stages > 1 else {}) | {
         "data": axes.data(ranks),
         "tensor": axes.tensor,
         "pipeline": axes.stages,
@@ -233,10 +231,9 @@ class Job:
         for reason in (reason for reason, holds in reasons.items() if holds):
             raise UserError("images", f"no formula counts them with {reason}", "leave one of the two out")
         if images.tokens > self.sequence:
-            problem = (
-                f"{images.per_sample:g} of {images.each.tokens:,} tokens are more than a sequence of {self.sequence:,}"
-            )
-            raise UserError("images", problem, "give a larger max_length, or fewer or smaller images")
+            problem = f"{images.per_sample:g} of {images.each.tokens:,} tokens are more than a sequence"
+            cure = "give a larger max_length, or fewer or smaller images"
+            raise UserError("images", f"{problem} of {self.sequence:,}", cure)
 
     @property
     def alike(self) -> "list[tuple[Job, float]]":

@@ -173,9 +173,8 @@ def _attention_with_products(job: Job) -> Iterator[Op]:
     if family.qk_norm:
         yield _norm(job, "qk norm", turned)
     if family.v_norm and shape.made:  # without a weight
-        yield Op(
-            "v norm", "pointwise", moved=16 * kv, moved_back=24 * kv, kept=2 * kv, back=CONSTANTS.norm_back * kv / 2
-        )
+        back = CONSTANTS.norm_back * kv / 2
+        yield Op("v norm", "pointwise", moved=16 * kv, moved_back=24 * kv, kept=2 * kv, back=back)
     if family.rotary:
         moved = (4 if "rotary" in job.kernels else 20) * turned
         # Values that are a slice of one tensor keep all of it, queries and keys before they are turned too.

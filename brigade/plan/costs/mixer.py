@@ -124,9 +124,8 @@ def _rule(job: Job, mixer: Mixer) -> Iterator[Op]:
     if "norm" in job.kernels:
         yield Op("gated norm", "pointwise", moved=6 * values, moved_back=12 * values, kept=4 * values)
     else:  # in fp32: input, normalised, gate and its silu; in bf16 what the weight multiplies, twice
-        yield Op(
-            "gated norm", "pointwise", moved=46 * values, moved_back=69 * values, kept=20 * values, back=16 * values
-        )
+        moved, kept = 46 * values, 20 * values
+        yield Op("gated norm", "pointwise", moved=moved, moved_back=69 * values, kept=kept, back=16 * values)
 
 
 def _chunks_of_rule(mixer: Mixer) -> Iterator[Op]:
@@ -155,9 +154,8 @@ def _channel_rule(job: Job, mixer: Mixer) -> Iterator[Op]:
     yield Op("channels' gate", "pointwise", moved=moved * width, moved_back=1.5 * moved * width, kept=kept)
     yield from _chunks_of_rule(mixer)
     states = 2 * width * mixer.key_dim / CONSTANTS.rule_chunk
-    moved = (
-        12 * width + 12 * width + 22 * width + 4 * states
-    )  # queries, keys and values put together and apart, and the rule
+    # Queries, keys and values put together and apart, and the rule.
+    moved = 12 * width + 12 * width + 22 * width + 4 * states
     kept = 14 * width + heads * (4 * CONSTANTS.rule_chunk + 10)
     back = 28 * width + 2 * states + heads * 8 * CONSTANTS.rule_chunk + 6 * width
     yield Op("chunks", "pointwise", moved=moved, moved_back=3 * moved, kept=kept, back=back)

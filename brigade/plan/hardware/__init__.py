@@ -150,11 +150,8 @@ def usual_share(generation: str, without: frozenset[str] = frozenset()) -> float
     shares: dict[str, set[float]] = {}
     fitted = {kind: entry for kind, entry in table(CATALOGUE)["gpus"].items() if "sustained" in entry}
     for kind, entry in fitted.items():
-        share = (
-            entry["sustained"]
-            * entry.get("matmul_tflops", CONSTANTS.matmul_share * entry["bf16_tflops"])
-            / entry["bf16_tflops"]
-        )
+        products = entry.get("matmul_tflops", CONSTANTS.matmul_share * entry["bf16_tflops"])
+        share = entry["sustained"] * products / entry["bf16_tflops"]
         if kind not in without:
             shares.setdefault(entry["generation"], set()).add(share)
     return statistics.median(shares.get(generation) or {min(map(min, shares.values()))})
@@ -230,9 +227,8 @@ class Links:
             return self.half(payload, ranks, stride)
         inside = max(1, self.node_size // stride)
         outside = (1 - inside / ranks) * payload / (self.node / self.node_size)
-        return (
-            CONSTANTS.call_latency + CONSTANTS.node_latency + max(outside, (inside - 1) / ranks * payload / self.peer)
-        )
+        here = (inside - 1) / ranks * payload / self.peer
+        return CONSTANTS.call_latency + CONSTANTS.node_latency + max(outside, here)
 
     def send(self, payload: float, stride: int, stages: int) -> float:
         """Return the seconds of one point-to-point transfer from each of a stage's `stride` ranks to the next stage.
@@ -242,11 +238,8 @@ class Links:
         """
         if stride * stages <= self.node_size:
             return CONSTANTS.call_latency + payload / self.peer
-        return (
-            CONSTANTS.call_latency
-            + CONSTANTS.node_latency
-            + payload / min(self.peer, self.node / min(stride, self.node_size))
-        )
+        rate = min(self.peer, self.node / min(stride, self.node_size))
+        return CONSTANTS.call_latency + CONSTANTS.node_latency + payload / rate
 
 
 # `3200 Gb/s`, `8x400 Gbit/s`, `4 * 100Gb RoCE`, `3.2 Tbps`, `100 GbE`, `50 GB/s`, of a node or `per GPU`

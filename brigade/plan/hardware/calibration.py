@@ -106,9 +106,8 @@ def _check_gpu(entry: object, place: str) -> None:
 def _table(value: object, place: str, known: tuple[str, ...] = (), what: str = "") -> Fields:
     """Return `value`, or raise UserError unless it is keys and values. known: the keys that it may have; what: their name"""
     if not isinstance(value, dict):
-        raise UserError(
-            place, f"{shown(value)} is not keys and values", "see docs/compare-with-plan.md, or move the file away"
-        )
+        cure = "see docs/compare-with-plan.md, or move the file away"
+        raise UserError(place, f"{shown(value)} is not keys and values", cure)
     if known and (other := [key for key in value if key not in known]):
         between = " " if place.endswith(":") else "."
         raise UserError(f"{place}{between}{other[0]}", f"there is no such {what}", did_you_mean(str(other[0]), known))

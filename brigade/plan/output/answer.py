@@ -68,9 +68,8 @@ def speed_and_price(result: Estimate, asked: float | None = None, usd: float | N
         return line
     fast, slow = factors_of_time(result)
     hours = result.hours(asked)
-    line += "; {} tokens in {} hours ({} to {})".format(
-        tokens_in_words(asked), *known(hours, hours * fast, hours * slow)
-    )
+    spent = known(hours, hours * fast, hours * slow)
+    line += "; {} tokens in {} hours ({} to {})".format(tokens_in_words(asked), *spent)
     each, source = price(result.gpu.kind, usd)
     if not source:
         return line
@@ -95,9 +94,8 @@ def command_to_write(options: argparse.Namespace, flags: Iterable[Document], nam
         elif value is not True:
             short = f"{value:g}" if isinstance(value, float) else str(value)
             words.append(short if not isinstance(value, float) or float(short) == value else repr(value))
-    return (
-        f"python -m brigade plan {shlex.join(words)} --write {shlex.quote(str(options.write or f'recipes/my-{name}/'))}"
-    )
+    to = shlex.quote(str(options.write or f"recipes/my-{name}/"))
+    return f"python -m brigade plan {shlex.join(words)} --write {to}"
 
 
 def command_to_start(recipe: Path, hostfile: str | None) -> str:

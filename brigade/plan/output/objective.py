@@ -75,14 +75,11 @@ def say_images(result: Estimate) -> None:
     size = f"{images.width:,} x {images.height:,} pixels"
     size += ", as is assumed without --image-size" if images.assumed else ""
     each = images.each
-    say(
-        "images", f"{images.per_sample:g} in a sample, {size}: {each.tokens:,} tokens and {each.patches:,} patches each"
-    )
-    share = images.tokens / job.sequence
-    say(
-        "",
-        f"{images.tokens:,.0f} of the {job.sequence:,} tokens of a sequence are images' ({share:.0%}), in speed and duration too",
-    )
+    becomes = f"{each.tokens:,} tokens and {each.patches:,} patches each"
+    say("images", f"{images.per_sample:g} in a sample, {size}: {becomes}")
+    share = f"{images.tokens / job.sequence:.0%}"
+    of_images = f"{images.tokens:,.0f} of the {job.sequence:,} tokens of a sequence are images' ({share})"
+    say("", f"{of_images}, in speed and duration too")
     tower, projector = (billions(count) for count in (images.tower.parameters, images.tower.projector))
     trains = " and ".join(PARTS[part] for part in PARTS if part in images.trained)
     how = "adapters on " if job.method != "full" else ""
@@ -91,7 +88,5 @@ def say_images(result: Estimate) -> None:
     kept, most = tower_bytes(job)
     took = f"{figure(result.time.images, 2)} of the {figure(result.time.total, 2)} s of a step"
     say("", f"they keep {kept / GIB:.2f} GiB of a micro-batch on each GPU, {most / GIB:.2f} at most; {took}")
-    say(
-        "",
-        "by formula: no GPU has measured images, and a rank whose samples have more of them needs more than this mean",
-    )
+    unmeasured = "no GPU has measured images, and a rank whose samples have more of them needs more than this mean"
+    say("", f"by formula: {unmeasured}")

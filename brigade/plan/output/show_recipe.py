@@ -70,10 +70,8 @@ def header(plan: RecipePlan) -> str:
     ]
     if images:
         size = f"{images.width:,} x {images.height:,} pixels ({images.each.tokens:,} tokens)"
-        lines.append(
-            f"Images:   {images.per_sample:g} of {size} in {result.job.sequence:,} tokens, measured on no GPU. "
-            "Others: --images-per-sample, --image-size"
-        )
+        mean = f"{images.per_sample:g} of {size} in {result.job.sequence:,} tokens"
+        lines.append(f"Images:   {mean}, measured on no GPU. Others: --images-per-sample, --image-size")
     lines += [f"Access:   accept {model.licence} on the model's page, and set HF_TOKEN."] if model.licence else []
     return "".join(f"# {one_line(line)}\n" for line in lines)
 
@@ -216,9 +214,8 @@ def describe_recipe(plan: RecipePlan) -> None:
     say("hardware", f"{plan.cluster}: {each}")
     shares, axes = job.data * job.replicas.count, plan.strategy.axes
     size = job.micro_batch * job.accumulation * shares
-    what = (
-        f"packs of {job.sequence:,} tokens" if recipe.data.packing else WORDS["rows"][job.comparison.rows]["sequences"]
-    )
+    unpacked = WORDS["rows"][job.comparison.rows]["sequences"]
+    what = f"packs of {job.sequence:,} tokens" if recipe.data.packing else unpacked
     over = counted(shares, "data-parallel rank" if axes else "GPU")
     ways = [f"micro-batch {job.micro_batch} x accumulation {job.accumulation} x {over}"]
     if not (recipe.cluster.hostfile or axes) and divides(plan, 8):

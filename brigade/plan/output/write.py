@@ -101,9 +101,8 @@ def body(
     of_base = "of words that a base model knows" if ordinary else "a base model has none; its tokenizer has the tokens"
     texts["why_template"] = of_base if source.base else "renders as the model's own, which has no generation marks"
     asked = candidate.kernels in WITH_LIGER
-    texts["why_liger"] = (
-        "as `plan --liger` counts" if asked else "where this host's GPUs prove them faster (docs/gpu.md)"
-    )
+    proven = "where this host's GPUs prove them faster (docs/gpu.md)"
+    texts["why_liger"] = "as `plan --liger` counts" if asked else proven
     texts |= _of_answers(job) if workload.objective == SFT else _of_preferences(workload)
     texts["checkpoint"] = f"{size / 1e12:.1f} TB" if size >= 1e12 else f"{figure(size / 1e9, 0)} GB"
     texts |= {} if hostfile else {"no_hostfile": "null"}
@@ -166,9 +165,8 @@ def rope_for(model: str, workload: Workload) -> Document | None:
     if stretches(document) and positions:
         factor = f"{math.ceil(workload.length / positions):.1f}"
         words = f"{{rope_type: yarn, factor: {factor}, original_max_position_embeddings: {positions}}}"
-        cure += (
-            f"; or write that recipe, give it max_length: {workload.length} and rope_parameters: {words}, and plan it"
-        )
+        stretched = f"max_length: {workload.length} and rope_parameters: {words}"
+        cure += f"; or write that recipe, give it {stretched}, and plan it"
         problem += ", and its maker names no stretch beyond them"
     raise UserError("flag --max_length", f"{workload.length} tokens, but {workload.shape.name} {problem}", cure)
 
@@ -198,9 +196,8 @@ def write(candidate: Candidate, workload: Workload, model: str, to: Path, hostfi
     there, files = path.exists(), {path.with_name(BESIDE): config.read_bytes()}
     if hosts:
         files[hosts.path] = hosts.text.encode()
-    if file and not (
-        file.path.exists() and file.path.parent != path.parent.resolve()
-    ):  # else shared, and taken as it is
+    shared = file and file.path.exists() and file.path.parent != path.parent.resolve()  # and taken as it is
+    if file and not shared:
         files[file.path] = file.text.encode()
     for name, content in files.items():
         if name.exists() and name.read_bytes() != content:

@@ -104,10 +104,9 @@ def _outside(predicted: Prediction, measured: Measured) -> str:
         share = measured.data_time / seconds
         findings.append(f"it waits for data during {share:.0%} of a step (more dataloader_num_workers help)")
     elif not fast <= seconds <= slow:
-        findings.append(
-            f"it is {'slower' if seconds > slow else 'faster'} than estimated; if this cluster is always so, `python -m brigade "
-            "plan --calibrate` with this run's directory teaches it to the planner"
-        )
+        teaches = "`python -m brigade plan --calibrate` with this run's directory teaches it to the planner"
+        how = "slower" if seconds > slow else "faster"
+        findings.append(f"it is {how} than estimated; if this cluster is always so, {teaches}")
     text = ", and ".join(findings)
     return text[:1].upper() + text[1:] + "." if text else ""
 
@@ -264,9 +263,8 @@ class CompareWithPlan(TrainerCallback):
         if self.steps == WARM_UP:
             self.began = self._training_time()
         elif self.steps == STEPS:
-            measured = largest_of_ranks(
-                self.meter, (self._training_time() - self.began) / (STEPS - WARM_UP), self.bytes
-            )
+            seconds = (self._training_time() - self.began) / (STEPS - WARM_UP)
+            measured = largest_of_ranks(self.meter, seconds, self.bytes)
             if self.run.world.is_main_rank:
                 compare(self.run, self.config, self.trained, measured)
 

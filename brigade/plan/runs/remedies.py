@@ -221,9 +221,8 @@ def _way(run: Run, config: "PreTrainedConfig", own: Estimate, changes: tuple[Cha
     for change in changes:
         values |= change.values
     settings, strategy = run.settings.with_training(**values), run.strategy
-    settings = replace(
-        settings, by_proof=tuple(key for key in settings.by_proof if key not in values)
-    )  # a flag decides it
+    left_to_proofs = tuple(key for key in settings.by_proof if key not in values)  # a flag decides the others
+    settings = replace(settings, by_proof=left_to_proofs)
     try:
         named = dict(change.strategy for change in changes if change.strategy)
         if named:

@@ -99,10 +99,8 @@ def decoder_layers(model: PreTrainedModel) -> tuple[nn.Module, str, nn.ModuleLis
     return max(lists, key=lambda one: sum(p.numel() for p in one[2].parameters()))
 
 
-KNOWN = {
-    "head_dim",
-    "num_key_value_heads",
-}  # keys in which layers may differ; MLPs differ where keys and values are shared
+# Keys in which layers may differ; MLPs differ where keys and values are shared.
+KNOWN = {"head_dim", "num_key_value_heads"}
 FLASH_WIDTH = 256  # of a head, the most that FlashAttention takes
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")

@@ -114,10 +114,8 @@ def _describe(config: Document) -> MeasuredShape:
     experts = int(moe[0]["experts"]) if moe else 0
     latent = getattr(text, "moe_latent_size", None)
     if latent:
-        problem = (
-            f"the formulas describe experts that read the residual stream, and its read {latent} numbers made of it"
-        )
-        raise UserError(f"model_type {kind!r}", problem, "measure it with a short run instead")
+        problem = f"the formulas describe experts that read the residual stream, and its read {latent} numbers"
+        raise UserError(f"model_type {kind!r}", f"{problem} made of it", "measure it with a short run instead")
     each = sum(one["in_experts"] for one in moe) // len(moe) // experts if moe else 0
     names = [name for name, _ in layers.named_parameters()]
     gated_experts = any("gate" in name or "w3" in name for name in names if EXPERTS.search(name))

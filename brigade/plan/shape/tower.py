@@ -80,15 +80,13 @@ def towers() -> dict[str, Fields]:
 def row_of(config: Document, place: str) -> Fields:
     """Return the row of towers.yaml of a model. Raises UserError for a model without a tower, and for one that is not known."""
     if not config.get("vision_config"):
-        raise UserError(
-            place, "the model reads no images: its config.json has no vision_config", "plan it without them"
-        )
+        problem = "the model reads no images: its config.json has no vision_config"
+        raise UserError(place, problem, "plan it without them")
     kind = parts.kind_of(config)
     if kind not in towers():
         known = ", ".join(sorted(towers()))
-        raise UserError(
-            f"model_type {kind!r}", "no formula counts its vision tower", f"plan one of {known}, or {MEASURE}"
-        )
+        cure = f"plan one of {known}, or {MEASURE}"
+        raise UserError(f"model_type {kind!r}", "no formula counts its vision tower", cure)
     return towers()[kind]
 
 
@@ -102,9 +100,8 @@ def described_with_tower(config: Document, place: str, name: str = "") -> tuple[
     tower, whole = TypeAdapter(Tower).validate_python(values["tower"]), values["config"]
     if "text" in row:
         kind = whole["text_config"]["model_type"] if row["text"] == "own" else row["text"]
-        shape = described(
-            {**whole["text_config"], "model_type": kind, "tie_word_embeddings": values["tied"]}, place, name
-        )
+        text = {**whole["text_config"], "model_type": kind, "tie_word_embeddings": values["tied"]}
+        shape = described(text, place, name)
     else:
         shape = described(config, place, name)
     others = tower.parameters + tower.projector
