@@ -111,23 +111,15 @@ def _longer(ratio: float) -> str:
     """Say how much longer it takes: `1.5x the time`, `20% more time`. ratio: of one time to another"""
     if abs(ratio - 1) < 0.005:
         return "as fast"
-    return (
-        f"{ratio:.1f}x the time"
-        if ratio >= 2
-        else f"{ratio - 1:.0%} more time"
-        if ratio > 1
-        else f"{1 - ratio:.0%} less time"
-    )
+    if ratio >= 2:
+        return f"{ratio:.1f}x the time"
+    return f"{ratio - 1:.0%} more time" if ratio > 1 else f"{1 - ratio:.0%} less time"
 
 
 def not_weighed(candidate: Candidate, winner: Candidate) -> str:
     """Return why offload is not taken although it is faster by formula; "" where it is not faster, or was compared."""
-    if (
-        not candidate.choice.offload
-        or candidate.weighed
-        or winner.choice.offload
-        or candidate.seconds >= winner.seconds
-    ):
+    instead = candidate.choice.offload and not winner.choice.offload
+    if not instead or candidate.weighed or candidate.seconds >= winner.seconds:
         return ""
     if candidate.estimate.job.method != "full":
         return "not taken: its speed is a formula's, which no run with frozen weights has shown"

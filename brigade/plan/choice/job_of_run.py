@@ -166,35 +166,31 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int, trained: int) -> None
     zero = (strategy.ds_config or {}).get("zero_optimization", {})
     half_of_zeropp = zero.get("zero_quantized_weights", False) != zero.get("zero_quantized_gradients", False)
     hook = training.ddp_comm_hook if ranks > 1 else "none"
+    host_adam, fsdp_offloads = zero.get("offload_optimizer"), strategy.fsdp.get("cpu_offload")
+    odd_images = recipe.data.images and training.activation_checkpointing not in (True, False)
     lacking = {
         "they are for bf16 and fp16, and this run computes in fp32": not (training.bf16 or training.fp16),
         f"they do not know what ddp_comm_hook {hook} saves": hook != "none",
         "they know ZeRO++'s quantised weights and gradients, but neither alone": half_of_zeropp,
         "they know MLPs in tiles of tiled_mlp: auto": training.tiled_mlp not in (None, "auto"),
         "they know the loss in tiles of tiled_loss: true": type(training.tiled_loss) is int,
-        "they know images beside activation_checkpointing true or false": recipe.data.images
-        and training.activation_checkpointing not in (True, False),
+        "they know images beside activation_checkpointing true or false": odd_images,
         "they do not count z-loss's copy of the logits": training.z_loss_coef and not training.tiled_loss,
         "they do not know weights that are stored quantised": zero.get("zero_quantized_nontrainable_weights"),
-        "they know DeepSpeed's own AdamW on the host, not schedule_free_adamw": zero.get("offload_optimizer")
+        f"they know DeepSpeed's own AdamW on the host, not {training.optim}": host_adam
         and training.optim == "schedule_free_adamw",
-        f"they know FSDP2 that offloads with optim adamw_torch_fused, not {training.optim}": strategy.fsdp.get(
-            "cpu_offload"
-        )
+        f"they know FSDP2 that offloads with optim adamw_torch_fused, not {training.optim}": fsdp_offloads
         and training.optim != "adamw_torch_fused",
         "they know no FSDP2 that keeps layers gathered": strategy.fsdp.get("reshard_after_forward") is False,
     }
+    needed, other = f"the adapter_config.json of {model.adapter_name_or_path}", next(iter(beside), "")
+    targets = targets_of(model.lora_target_modules)
     of_adapters = {
-        f"they need the adapter_config.json of {model.adapter_name_or_path}, which this machine lacks": continued.is_unread(
-            model
-        ),
-        "they count those on attention's projections, the MLP or all linear layers": not targets_of(
-            model.lora_target_modules
-        ),
+        f"they need {needed}, which this machine lacks": continued.is_unread(model),
+        "they count those on attention's projections, the MLP or all linear layers": not targets,
         "they count none on fused experts": model.lora_target_parameters,
         "they count one rank for all (rank_pattern)": model.rank_pattern and not trained,
-        f"they count {' and '.join(ENDS)} that are trained whole beside them, not {next(iter(beside), '')}": beside
-        and not trained,
+        f"they count {' and '.join(ENDS)} that are trained whole beside them, not {other}": other and not trained,
     }
     lacking |= {f"of adapters {reason}": holds for reason, holds in of_adapters.items() if model.use_peft}
     _refuse_first(lacking, "the formulas do not cover this run: {}")

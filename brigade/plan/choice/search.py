@@ -46,19 +46,12 @@ def taken(workload: Workload, choice: Choice, names: str, bf16: bool = True) -> 
     tiles where one rank has the whole head. bf16: whether it computes in bf16, and not in fp16
     """
     compiled, liger = names == "torch.compile", names in WITH_LIGER
-    if compiled and (
-        workload.method != "full"
-        or workload.shape.experts
-        or workload.shape.mixer
-        or workload.shape.sizes
-        or choice.why_only
-        or choice.offload
-        or choice.axes
-        or not bf16
-    ):
+    shape = workload.shape
+    unproven = any((workload.method != "full", shape.experts, shape.mixer, shape.sizes, not bf16))
+    if compiled and (unproven or choice.why_only or choice.offload or choice.axes):
         return False
     # train.py computes no loss in tiles where the model changes logits (train/loss/tiled.py).
-    changed = workload.shape.family.capped or workload.shape.family.scaled
+    changed = shape.family.capped or shape.family.scaled
     tiled = KERNELS[names][1] == "tiled"
     if tiled and ({"tensor", "stages"} & set(choice.axes) or changed):
         return False

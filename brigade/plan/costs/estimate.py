@@ -44,12 +44,8 @@ class Estimate:
 
     def hours_before(self, tokens: float) -> float:
         """Return the hours before training in which the reference looks at so many tokens of data; 0 where it does not."""
-        return (
-            looking_seconds(looks_before_training(self.job), driven(self.job, self.gpu))
-            * tokens
-            / self.job.tokens_per_step
-            / 3600
-        )
+        seconds = looking_seconds(looks_before_training(self.job), driven(self.job, self.gpu))
+        return seconds * tokens / self.job.tokens_per_step / 3600
 
     @property
     def least_seconds(self) -> float:

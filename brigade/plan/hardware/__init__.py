@@ -107,14 +107,11 @@ def gpu(kind: str) -> Gpu:
     within = [name for name, key in short.items() if _name(key)[0] and _name(key)[0] <= words]
     near = max(within, key=len, default="") or nearest(re.sub(r"\d+ ?gi?b?\b", "", kind, flags=re.I).strip(), short)
     numbers = ", ".join(f"{name}: ..." for name in calibration.NUMBERS)
-    raise UserError(
-        f"GPU kind {kind[:60]!r}",
-        "it is not in the catalogue"
-        + ("" if near else f"; known are {', '.join([*known][:20])}, ... ({len(known)} in all)"),
-        (f"did you mean {short[near]!r}? Or " if near else "")
-        + f"describe it in {calibration.named()}: gpus: {{{kind[:60]!r}: {{driver: NAME, {numbers}}}}}; "
-        + "units and examples: brigade/plan/hardware/hardware.yaml",
-    )
+    others = "" if near else f"; known are {', '.join([*known][:20])}, ... ({len(known)} in all)"
+    cure = f"did you mean {short[near]!r}? Or " if near else ""
+    cure += f"describe it in {calibration.named()}: gpus: {{{kind[:60]!r}: {{driver: NAME, {numbers}}}}}; "
+    cure += "units and examples: brigade/plan/hardware/hardware.yaml"
+    raise UserError(f"GPU kind {kind[:60]!r}", f"it is not in the catalogue{others}", cure)
 
 
 def _name(text: str) -> tuple[frozenset[str], float]:

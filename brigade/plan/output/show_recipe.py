@@ -179,13 +179,10 @@ def _command_to_choose(plan: RecipePlan, hosts: Cluster) -> str:
         "nvme": f"{hosts.nvme_gb:g}" if hosts.nvme_gb else None,
     }
     model = here(beside.parent) if beside.is_file() else recipe.model.model_name_or_path
-    words = [
-        word
-        for flag, value in flags_of.items()
-        if value not in (None, "full", SFT)
-        for word in (f"--{flag}", str(value))
-    ]
-    return f"python -m brigade plan {shlex.join([model, *words])}"
+    words = [model]
+    for flag, value in flags_of.items():
+        words += [] if value in (None, "full", SFT) else [f"--{flag}", str(value)]
+    return f"python -m brigade plan {shlex.join(words)}"
 
 
 def describe_recipe(plan: RecipePlan) -> None:

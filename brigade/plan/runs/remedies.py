@@ -209,9 +209,8 @@ def _files(world: World) -> Iterator[tuple[str, Path]]:
     here = f"_{world.size // world.local_size}x{world.local_size}"
     for path in sorted((REPOSITORY / "ds_configs").glob("*.json")):
         yield "ds_config", path
-    for path in sorted(
-        (REPOSITORY / "accelerate_configs").glob("*.yaml"), key=lambda path: (not path.stem.endswith(here), path)
-    ):
+    configs = (REPOSITORY / "accelerate_configs").glob("*.yaml")
+    for path in sorted(configs, key=lambda path: (not path.stem.endswith(here), path)):
         yield "accelerate_config", path
 
 

@@ -123,12 +123,10 @@ def _describe(config: Document) -> MeasuredShape:
     gated = max(one["mlp"] for one in dense) > 2.5 * hidden * ffn if dense else gated_experts
     if apart:  # by name: other layers have no MLP, and mixers have matrices as large
         gated = any("gate_proj" in name or "gate_up_proj" in name for name in names)
+    built = 0 if most else _built_width([*attending, *layers], hidden)
     if most:
         ffn = most.ffn
-    elif (built := _built_width([*attending, *layers], hidden)) not in (
-        0,
-        ffn,
-    ):  # LFM2's code makes less than its config says
+    elif built not in (0, ffn):  # LFM2's code makes less than its config says
         ffn, gated = built, True
     into = model.get_input_embeddings().weight
     tied = output is None or output.weight is into
