@@ -15,17 +15,7 @@ from ...train.model.config_json import ALIASES
 from ...train.model.per_layer import widest_head
 from ...train.model.sizes import beyond_texts
 from ...train.upstream.experts import beside_mamba, taken_for_experts
-from .built import (
-    APART,
-    FLASH_WIDTH,
-    keeps_fp32,
-    largest,
-    linear_layers,
-    mixer_of,
-    remembered,
-    router_reads_fp32,
-    sizes_of_layers,
-)
+from . import built
 from .from_config import scales_logits, windows
 from .model_shape import Family, Mixer, ModelShape
 
@@ -73,24 +63,22 @@ def shape_from_model(config: Document, name: str = "") -> MeasuredShape:
 
     Raises UserError where Transformers cannot build it, or it is no decoder of attention.
     """
-    description = remembered(config, {"described": True}, lambda: asdict(_describe(config)))
+    description = built.remembered(config, {"described": True}, lambda: asdict(_describe(config)))
     return TypeAdapter(MeasuredShape).validate_python(description | {"name": name or description["name"]})
 
 
 def _describe(config: Document) -> MeasuredShape:
     import torch
 
-    from .built import build, decoder_layers
-
     with torch.device("meta"):
-        model = build(config)
+        model = built.build(config)
     text, kind = model.config.get_text_config(), str(config.get("model_type"))
-    _, _, layers = decoder_layers(model)
-    sizes = sizes_of_layers(kind, text, layers)
-    most = largest(sizes)
+    _, _, layers = built.decoder_layers(model)
+    sizes = built.sizes_of_layers(kind, text, layers)
+    most = built.largest(sizes)
     types = list(map(str, getattr(text, "layer_types", None) or ()))
-    mixer, attending = mixer_of(types, layers)
-    apart = mixer is not None and not set(APART).isdisjoint(types)
+    mixer, attending = built.mixer_of(types, layers)
+    apart = mixer is not None and not set(built.APART).isdisjoint(types)
     _check_attention(kind, text, attending, mixer)
 
     def number(key: str, default: int = 0) -> int:
@@ -123,11 +111,11 @@ def _describe(config: Document) -> MeasuredShape:
     gated = max(one["mlp"] for one in dense) > 2.5 * hidden * ffn if dense else gated_experts
     if apart:  # by name: other layers have no MLP, and mixers have matrices as large
         gated = any("gate_proj" in name or "gate_up_proj" in name for name in names)
-    built = 0 if most else _built_width([*attending, *layers], hidden)
+    made = 0 if most else _built_width([*attending, *layers], hidden)
     if most:
         ffn = most.ffn
-    elif built not in (0, ffn):  # LFM2's code makes less than its config says
-        ffn, gated = built, True
+    elif made not in (0, ffn):  # LFM2's code makes less than its config says
+        ffn, gated = made, True
     into = model.get_input_embeddings().weight
     tied = output is None or output.weight is into
     beside = {id(p): p.numel() for part in beyond_texts(model).values() for p in part.parameters()}
@@ -147,9 +135,9 @@ def _describe(config: Document) -> MeasuredShape:
         norms=sum(m.weight.numel() == hidden and not ATTENTION.search(n.rpartition(".")[0]) for n, m in norms),
         qk_norm=any(re.search(r"(q|k|query|key)_(layer)?norm$", name) for name, _ in norms),
         layer_norm=any(isinstance(module, torch.nn.LayerNorm) for _, module in norms),
-        fp32_norm=bool(norms) and keeps_fp32(norms[0][1]),
+        fp32_norm=bool(norms) and built.keeps_fp32(norms[0][1]),
         capped=bool(getattr(text, "final_logit_softcapping", None)),
-        fp32_router=bool(moe) and router_reads_fp32(model, hidden),
+        fp32_router=bool(moe) and built.router_reads_fp32(model, hidden),
         squared=any(getattr(text, key, None) == "relu2" for key in ACTIVATIONS),
         scaled=scales_logits(text.to_dict()),
         v_norm=any(name.endswith("v_norm") for name in first),
@@ -188,7 +176,7 @@ def _describe(config: Document) -> MeasuredShape:
         windowed_layers=windowed,
         other=sum(beside.values()),
         sizes=sizes,
-        masked=bool(sizes) and widest_head(text) > FLASH_WIDTH,
+        masked=bool(sizes) and widest_head(text) > built.FLASH_WIDTH,
         per_layer_input=second,
         looked_up=max(embeddings.values()) if second else 0,
         family=family,
@@ -206,7 +194,7 @@ def _projections(layer: "nn.Module") -> tuple[tuple[int, int], ...]:
     """The widths of the linear layers of attention with a latent vector, its output's at the end; () where they are not clear.
     Without those that choose tokens (an indexer)."""
     inside = _attention_of(layer)
-    found = [(name, module) for name, module in linear_layers(layer) if name in inside and "indexer" not in name]
+    found = [(name, module) for name, module in built.linear_layers(layer) if name in inside and "indexer" not in name]
     if [name.endswith("o_proj") for name, _ in found].count(True) != 1:
         return ()
     found.sort(key=lambda one: one[0].endswith("o_proj"))

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from ...errors import UserError
 from ...errors.tables import Document, Fields, table
 from ...train.model import parts
-from .built import keeps_fp32, remembered
+from .built import build, keeps_fp32, remembered
 from .find import described
 from .from_code import ATTENTION, MeasuredShape
 from .model_shape import Family, ModelShape
@@ -118,8 +118,6 @@ def described_with_tower(config: Document, place: str, name: str = "") -> tuple[
 def _measure(config: Document, row: Document) -> Fields:
     """Return plain values: of a Tower, of the config, all parameters, and whether the two ends are one."""
     import torch
-
-    from .built import build
 
     with torch.device("meta"):
         model = build(config, images=True)
