@@ -172,7 +172,7 @@ def _say_first(options: argparse.Namespace, found: goals.Answer, late: bool) -> 
     workload, winner = found.workload, found.winner
     assert winner
     wants_hours = options.tokens or options.price is not None or options.deadline
-    fits = "Fits, and is slow" if winner.slow else "Fits"
+    fits = "Fits, and is slow" if winner.estimate.slow else "Fits"
     fits += f", but is not sure to keep the deadline of {options.deadline:g} h" if late else ""
     takes = show.takes(winner, found.cluster, (options.tokens or goals.BILLION) if wants_hours else None, options.price)
     print(show.wrapped(f"{fits}: {takes}."))

@@ -268,16 +268,8 @@ class Candidate:
     @property
     def name(self) -> str:
         """The strategy's name with the sizes of its axes, and with an optimizer that was not asked for."""
-        return self.choice.named(self.estimate.job.axes) + self.with_optimizer
-
-    @property
-    def label(self) -> str:
-        """The name without sizes, which is the same on every number of hosts."""
-        return self.choice.name + self.with_optimizer
-
-    @property
-    def with_optimizer(self) -> str:
-        return f", {self.estimate.job.optimizer}" if self.lighter else ""
+        job = self.estimate.job
+        return self.choice.named(job.axes) + (f", {job.optimizer}" if self.lighter else "")
 
     @property
     def seconds(self) -> float:
@@ -289,13 +281,9 @@ class Candidate:
         return self.seconds * self.estimate.time_interval()[1] / self.estimate.one_card_seconds
 
     @property
-    def slow(self) -> bool:
-        return self.estimate.slow
-
-    @property
     def recommended(self) -> bool:
         """Whether it may be chosen: what is slow where the user has named it, and what no GPU has tried never."""
-        return self.fits and not self.choice.why_only and (self.asked or not self.slow)
+        return self.fits and not self.choice.why_only and (self.asked or not self.estimate.slow)
 
     @property
     def weighed(self) -> bool:

@@ -113,14 +113,9 @@ SCHEMA = 2  # changes where a key is renamed or removed
 def answer_json(answer: Answer, advice: Sequence[str], given: float | None) -> str:
     """Return the answer for a model on a cluster: every strategy, the place of the chosen one or null, and the advice."""
     plans = [
-        {
-            "strategy": candidate.name,
-            "reason": reason(candidate, answer.winner),
-            "fits": candidate.fits,
-            "kernels": candidate.kernels,
-        }
-        | _numbers(candidate.estimate, given, candidate.fits)
-        for candidate in answer.ranked
+        {"strategy": one.name, "reason": reason(one, answer.winner), "fits": one.fits, "kernels": one.kernels}
+        | _numbers(one.estimate, given, one.fits)
+        for one in answer.ranked
     ]
     place = answer.ranked.index(answer.winner) if answer.winner else None
     return _whole(plans, place, list(advice))
