@@ -81,7 +81,9 @@ def fastest_fit(
     if recipe.training.per_device_train_batch_size == "auto":
         batches = list(automatic(batch, strategy))
     careful = {key: BY_MEMORY[key] for key in keys}
-    ways = [dict(zip(keys, values, strict=True)) for values in product(*map(_values, keys))]
+    # What `auto` may become: the key's default, and what takes the least memory.
+    values_of = [(TrainingSection.model_fields[key].default, BY_MEMORY[key]) for key in keys]
+    ways = [dict(zip(keys, values, strict=True)) for values in product(*values_of)]
 
     def counted(way: Fields, tried: Batch) -> Estimate:
         training = recipe.training.model_copy(update=way)
@@ -102,11 +104,6 @@ def fastest_fit(
     near = [(result, way) for result, way in fitting if result.time.total <= soonest]
     result, way = min(near, key=lambda found: found[0].most_gib)
     return way, f"the planner's: {_filled(result)}"
-
-
-def _values(key: str) -> tuple[object, object]:
-    """What `auto` may become: the key's default, and what takes the least memory."""
-    return TrainingSection.model_fields[key].default, BY_MEMORY[key]
 
 
 def _filled(result: Estimate) -> str:

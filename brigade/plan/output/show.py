@@ -232,20 +232,18 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
     if job.replicas.count > 1:
         say("replicas", averaging_advice.described(result))
     fast, slow = factors_of_time(result)
-    speed, slowest, fastest = speed_of(result)
     # 6 N FLOPs per token are those of full fine-tuning: adapters' share of them says nothing.
     mfu = "; MFU {} %, {} to {}".format(*known(result.mfu, result.mfu / slow, result.mfu / fast))
     used = mfu if job.method == "full" else ""
-    say("speed", f"{speed} tokens/s on each GPU, {slowest} to {fastest}{used}")
+    say("speed", "{} tokens/s on each GPU, {} to {}".format(*speed_of(result)) + used)
     spent = [result.hours(tokens) * factor for factor in (1, fast, slow)]
-    hours, low_hours, high_hours = known(*spent)
-    gpu_hours, low, high = known(*(each * job.gpus for each in spent))
+    took = "{} tokens take {} hours, {} to {}".format(goals.tokens_in_words(tokens), *known(*spent))
+    took += "; {} GPU-hours, {} to {}".format(*known(*(each * job.gpus for each in spent)))
     usd, source = goals.price(result.gpu.kind, price)
-    spent_usd = known(*(each * job.gpus * usd for each in spent))
-    money = ", {} USD, {} to {}".format(*spent_usd)
-    money += f", at {usd:g} for an hour of a GPU ({source})"
-    took = f"{goals.tokens_in_words(tokens)} tokens take {hours} hours, {low_hours} to {high_hours}"
-    say("duration", f"{took}; {gpu_hours} GPU-hours, {low} to {high}{money if source else ''}")
+    if source:
+        took += ", {} USD, {} to {}".format(*known(*(each * job.gpus * usd for each in spent)))
+        took += f", at {usd:g} for an hour of a GPU ({source})"
+    say("duration", took)
 
 
 def samples(job: Job) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 
+ATTENTION = re.compile(r"attn|attention")
 # What a shape that is read off a model's code depends on.
 HERE = ("built.py", "from_code.py", "from_config.py", "lora.py", "model_shape.py", "tower.py", "mixers.yaml")
 HALL = ("model/config_json.py", "model/per_layer.py", "model/sizes.py", "upstream/experts.py")
@@ -138,6 +140,27 @@ def largest(sizes: tuple[LayerSizes, ...]) -> LayerSizes | None:
     """Return the sizes of layers that have the most of everything, or None for none."""
     names = ("layers", "ffn", "kv_heads", "head_dim", "window", "made")
     return LayerSizes(*(max(getattr(one, name) for one in sizes) for name in names)) if sizes else None
+
+
+def norms_of(layer: nn.Module, hidden: int) -> Fields:
+    """Return what a Family says of the norms in a layer. hidden: the width of what the layer reads and gives"""
+    from torch.nn import LayerNorm
+
+    modules = dict(layer.named_modules())
+    norms = {
+        name: module
+        for name, module in modules.items()
+        if "norm" in type(module).__name__.lower() and getattr(module, "weight", None) is not None
+    }
+    around = [module for name, module in norms.items() if not ATTENTION.search(name.rpartition(".")[0])]
+    return {
+        "norms": sum(module.weight.numel() == hidden for module in around),
+        "qk_norm": any(re.search(r"(q|k|query|key)_(layer)?norm$", name) for name in norms),
+        "layer_norm": any(isinstance(module, LayerNorm) for module in norms.values()),
+        "fp32_norm": bool(norms) and keeps_fp32(next(iter(norms.values()))),
+        "norm_bias": any(getattr(module, "bias", None) is not None for module in norms.values()),
+        "v_norm": any(name.endswith("v_norm") for name in modules),
+    }
 
 
 def keeps_fp32(norm: nn.Module) -> bool:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedConfig
 
-ATTENTION = re.compile(r"attn|attention")
 ACTIVATIONS = ("hidden_act", "mlp_hidden_act")
 EXPERTS = re.compile(r"(^|\.)experts\.")
 FUSED_QKV = ("qkv_proj", "query_key_value", "c_attn", "Wqkv", "qkv")
@@ -122,26 +121,16 @@ def _describe(config: Document) -> MeasuredShape:
     embeddings = {id(m.weight): m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     embeddings = {place: count for place, count in embeddings.items() if place not in beside}
     second = number("hidden_size_per_layer_input")
-    norms = [
-        (n, m)
-        for n, m in attending[0].named_modules()
-        if "Norm" in type(m).__name__ and getattr(m, "weight", None) is not None
-    ]
     window, windowed = windows(text.to_dict(), len(layers))
     first, last = ([name for name, _ in attending[place].named_modules()] for place in (0, -1))
     key_value_heads = most.kv_heads if most else _key_value_heads(attending[-1], heads, head_dim)
     family = Family(
         gated=gated,
-        norms=sum(m.weight.numel() == hidden and not ATTENTION.search(n.rpartition(".")[0]) for n, m in norms),
-        qk_norm=any(re.search(r"(q|k|query|key)_(layer)?norm$", name) for name, _ in norms),
-        layer_norm=any(isinstance(module, torch.nn.LayerNorm) for _, module in norms),
-        fp32_norm=bool(norms) and built.keeps_fp32(norms[0][1]),
+        **built.norms_of(attending[0], hidden),
         capped=bool(getattr(text, "final_logit_softcapping", None)),
         fp32_router=bool(moe) and built.router_reads_fp32(model, hidden),
         squared=any(getattr(text, key, None) == "relu2" for key in ACTIVATIONS),
         scaled=scales_logits(text.to_dict()),
-        v_norm=any(name.endswith("v_norm") for name in first),
-        norm_bias=any(getattr(module, "bias", None) is not None for _, module in norms),
         tied=tied,
         fused_qkv=any(name.rpartition(".")[2] in FUSED_QKV for name in last),
         fused_gate=any(name.endswith("gate_up_proj") for name in first),
@@ -220,7 +209,7 @@ def _attention_of(layer: "nn.Module") -> set[str]:
     """The names of modules that are attention or in it: they say so, or a class around them does (Nemotron-H's `mixer`)."""
     modules = list(layer.named_modules())
     around = tuple(f"{name}." for name, module in modules if name and type(module).__name__.endswith("Attention"))
-    return {name for name, _ in modules if ATTENTION.search(name) or f"{name}.".startswith(around)}
+    return {name for name, _ in modules if built.ATTENTION.search(name) or f"{name}.".startswith(around)}
 
 
 def _widths(module: "nn.Module") -> tuple[int, int] | None:
@@ -239,7 +228,7 @@ def _built_width(layers: "Sequence[nn.Module]", hidden: int) -> int:
         mlp = [
             (module.in_features, module.out_features)
             for name, module in layer.named_modules()
-            if isinstance(module, torch.nn.Linear) and not ATTENTION.search(name)
+            if isinstance(module, torch.nn.Linear) and not built.ATTENTION.search(name)
         ]
         widths = {one if other == hidden else other for one, other in mlp}
         if len(mlp) == 3 and len(widths) == 1 and not any(EXPERTS.search(name) for name, _ in layer.named_parameters()):
@@ -258,7 +247,7 @@ def _parts(layer: "nn.Module") -> dict[str, int]:
             found["experts"] = max(found["experts"], int(own[1]) + 1 if own else parameter.shape[0])
         elif "shared_expert" in name and parameter.dim() == 2:
             found["shared"] += parameter.numel() * (min(parameter.shape) > 1)  # not its gate
-        elif parameter.dim() == 2 and not ATTENTION.search(name):
+        elif parameter.dim() == 2 and not built.ATTENTION.search(name):
             found["mlp"] += parameter.numel()
     return found
 

@@ -4,7 +4,6 @@ Remembered, so that only the first call imports torch. towers.yaml names the mod
 """
 
 import functools
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,9 +14,9 @@ from pydantic import TypeAdapter
 from ...errors import UserError
 from ...errors.tables import Document, Fields, table
 from ...train.model import parts
-from .built import build, keeps_fp32, remembered
+from .built import ATTENTION, build, norms_of, remembered
 from .find import described
-from .from_code import ATTENTION, MeasuredShape
+from .from_code import MeasuredShape
 from .model_shape import Family, ModelShape
 
 if TYPE_CHECKING:
@@ -209,28 +208,18 @@ def _shape(
     linear = {name: module for name, module in modules if isinstance(module, torch.nn.Linear)}
     attention = [(m.in_features, m.out_features) for name, m in linear.items() if ATTENTION.search(name)]
     mlp = [(m.in_features, m.out_features) for name, m in linear.items() if not ATTENTION.search(name)]
-    norms = [
-        (name, module)
-        for name, module in modules
-        if "norm" in type(module).__name__.lower() and getattr(module, "weight", None) is not None
-    ]
-    outer = [module for name, module in norms if not re.search(r"attn|attention", name.rpartition(".")[0])]
-    outer = [module for module in outer if module.weight.numel() == hidden]
+    norms = norms_of(layers[0], hidden)
     ffn = vision.intermediate_size
     each = sum(p.numel() for p in layers[0].parameters())
     known = sorted(attention) in ([(hidden, hidden)] * 4, [(hidden, hidden), (hidden, 3 * hidden)])
     known = known and sorted(mlp) == sorted([(hidden, ffn)] * (len(mlp) - 1) + [(ffn, hidden)])
     same = all(sum(p.numel() for p in layer.parameters()) == each for layer in layers)
-    if not known or len(mlp) not in (2, 3) or len(outer) not in (2, 4) or not same:
+    if not known or len(mlp) not in (2, 3) or norms["norms"] not in (2, 4) or not same:
         problem = "no formula describes the layers of its vision tower"
         raise UserError(f"model_type {kind!r}", problem, MEASURE)
     family = Family(
         gated=len(mlp) == 3,
-        norms=len(outer),
-        qk_norm=any(re.search(r"(q|k)_norm$", name) for name, _ in norms),
-        layer_norm=isinstance(outer[0], torch.nn.LayerNorm),
-        fp32_norm=not isinstance(outer[0], torch.nn.LayerNorm) and keeps_fp32(outer[0]),
-        v_norm=any(name.endswith("v_norm") for name, _ in modules),
+        **norms,
         fused_qkv=len(attention) == 2,
         rotary=rotary,
     )
