@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 from ..errors.tables import Document, Fields, table
 
@@ -56,16 +57,14 @@ class Engine:
     scatters_hidden: bool = True
 
 
-@dataclass(frozen=True)
-class Schedule:
+class Schedule(NamedTuple):
     """One of conventions.yaml's orders of a pipeline's micro-batches."""
 
     bubble: float
     keeps_all: bool = False
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """One of conventions.yaml's kinds of rows that an objective reads."""
 
     samples: int

@@ -10,7 +10,6 @@ from ...train.recipe.batch import Batch
 from ...train.recipe.method import method_of
 from ...train.recipe.objectives import ADAPTERS_OFF, MODEL, PAIRS, objective_of, precomputes, reference_of
 from ...train.recipe.schema import Recipe
-from ...train.recipe.training_section import TrainingSection
 from ...train.strategy import Strategy
 from ...train.strategy.axes import NAMES, Axes
 from ..costs.images import NOT_ASKED, Asked, of_recipe
@@ -86,6 +85,7 @@ def job_of_run(
         if images:  # and on the linear layers beside the decoder
             trained += rank * sum(images.tower.adapted(model.lora_target_modules, part) for part in images.trained)
     fused = training.use_liger_kernel or training.torch_compile
+    averaging = (training.sync_every or 1, training.sync_precision, training.sync_fragments, training.outer_optim)
     return Job(
         shape,
         recipe.data.max_length * comparison.asks_for.samples,
@@ -107,7 +107,7 @@ def job_of_run(
         targets=targets or ALL,
         optimizer=training.optim,
         link=recipe.cluster.network or "",
-        replicas=_replicas(training, strategy.replicas),
+        replicas=Replicas(strategy.replicas, *averaging) if strategy.replicas > 1 else Replicas(),
         comparison=comparison,
         images=images,
         **method_fields(method_of(model)),
@@ -128,13 +128,6 @@ def check_texts(sees: bool) -> None:
     """Raise NotCovered for a run of images: nothing tells the formulas how many its samples have, and how large they are."""
     if sees:
         raise NotCovered("the formulas do not know how many images its samples have, which `plan` is told")
-
-
-def _replicas(training: TrainingSection, count: int) -> Replicas:
-    if count == 1:
-        return Replicas()
-    every = training.sync_every or 1
-    return Replicas(count, every, training.sync_precision, training.sync_fragments, training.outer_optim)
 
 
 def _comparison(recipe: Recipe, shape: ModelShape) -> Comparison:

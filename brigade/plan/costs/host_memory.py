@@ -1,6 +1,6 @@
 """Count what a host's memory and disk have to hold. Bytes."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..constants import CONSTANTS
 from ..shape.model_shape import ModelShape
@@ -12,8 +12,7 @@ from .estimate import intervals
 from .job import Job
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(NamedTuple):
     """Bytes. loading, training: memory of one node; swapped: on its local disks; checkpoint: on the disk that all nodes share."""
 
     loading: float

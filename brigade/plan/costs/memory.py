@@ -162,7 +162,7 @@ def buffers(job: Job, stage: Stage) -> float:
         gradients = 3 * layer if full else 0  # in bf16 and in fp32, three times its weights in bf16
         # A tower's layers, smaller than the decoder's, are gathered one by one too; what lies around them belongs to the root.
         tower = job.images.tower if job.images else None
-        around = tower.parameters + tower.projector - tower.in_layers if tower else 0
+        around = tower.parameters + tower.projector - tower.shape.layers * tower.shape.dense_layer if tower else 0
         return 2 * layer + gradients + 2 * (stage.embedding + stage.head + around)
     if job.deepspeed and job.data > 1:
         return 2.0 * CONSTANTS.deepspeed_bucket

@@ -121,13 +121,9 @@ def answer_json(answer: Answer, advice: Sequence[str], given: float | None) -> s
     return _whole(plans, place, list(advice))
 
 
-def recipe_json(
-    result: Estimate, strategy: str, verdict: str, fits: bool, advice: Sequence[str], given: float | None
-) -> str:
-    """Return the answer for a recipe: one plan, and the advice."""
-    plan = {"strategy": strategy, "reason": verdict, "fits": fits, "kernels": ""}
-    plan |= _numbers(result, given, runs=True)
-    return _whole([plan], 0, list(advice))
+def recipe_json(result: Estimate, plan: Fields, advice: Sequence[str], given: float | None) -> str:
+    """Return the answer for a recipe: one plan, and the advice. plan: strategy, reason and whether it fits"""
+    return _whole([plan | {"kernels": ""} | _numbers(result, given, runs=True)], 0, list(advice))
 
 
 def _whole(plans: list[Fields], chosen: int | None, advice: list[str]) -> str:

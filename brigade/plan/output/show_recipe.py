@@ -59,13 +59,15 @@ def header(plan: RecipePlan) -> str:
     result, model = plan.estimate, plan.model
     base = " of the base model" if model.base else ""
     place = f"{plan.strategy_name} on {plan.cluster}" if result.job.gpus > 1 else f"on {plan.cluster}"
-    images = result.job.images
+    images, own = result.job.images, own_tokens(plan.settings.recipe)
+    hours = figure(result.hours(own or BILLION), 2)
+    data = f"its {million(own)} tokens" if own else "a billion tokens"  # where nobody has counted its data
     learns = WORDS["rows"][result.job.comparison.rows]["learns_from"] + (" with images" if images else "")
     lines = [
         f"{model.name}, {result.job.title}{base} on {learns}, {place}.",
         f"Start:    {commands(plan)[0]}",
         f"Expected: {result.device_gib:.1f} of {result.gpu.memory_gib:.1f} GiB on each GPU, {result.time.total:.2f} s per step, "
-        f"{result.tokens_per_second_per_gpu:,.0f} tokens/s on each GPU, {_duration(plan)}.",
+        f"{result.tokens_per_second_per_gpu:,.0f} tokens/s on each GPU, {hours} hours for {data}.",
         f"          The planner's estimates, not measured. All of them: python -m brigade plan {shlex.quote(plan.path)}",
     ]
     if images:
@@ -74,13 +76,6 @@ def header(plan: RecipePlan) -> str:
         lines.append(f"Images:   {mean}, measured on no GPU. Others: --images-per-sample, --image-size")
     lines += [f"Access:   accept {model.licence} on the model's page, and set HF_TOKEN."] if model.licence else []
     return "".join(f"# {one_line(line)}\n" for line in lines)
-
-
-def _duration(plan: RecipePlan) -> str:
-    """Return how long the recipe's own data take, or a billion tokens where nobody has counted those."""
-    own = own_tokens(plan.settings.recipe)
-    hours = figure(plan.estimate.hours(own or BILLION), 2)
-    return f"{hours} hours for " + (f"its {million(own)} tokens" if own else "a billion tokens")
 
 
 def replaced(text: str, comment: str) -> str:
@@ -130,7 +125,8 @@ def show_recipe(
     good = spare >= 0 and result.fits and not refused
     advice = averaging_advice.for_recipe(plan)
     if as_json:
-        print(recipe_json(result, plan.strategy_name, verdict, good, advice, price))
+        said: Fields = {"strategy": plan.strategy_name, "reason": verdict, "fits": good}
+        print(recipe_json(result, said, advice, price))
         return 0 if good else 1
     training = recipe.training
     own = float(training.max_steps * job.tokens_per_step) if training.max_steps > 0 else None

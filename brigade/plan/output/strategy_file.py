@@ -1,8 +1,8 @@
 """Write what lies beside the recipe that `plan --write` writes: the file of a strategy with axes, and a smaller hostfile."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
@@ -17,8 +17,7 @@ from ..choice.workload import SHORT, Candidate
 ACCELERATE = Path(__file__).with_name("accelerate_template.txt")
 
 
-@dataclass(frozen=True)
-class StrategyFile:
+class StrategyFile(NamedTuple):
     """key: of a recipe's `cluster:`, which names it; path: where it goes; text: what it says"""
 
     key: str

@@ -9,9 +9,9 @@ run.yaml.
 import math
 import statistics
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from pydantic import TypeAdapter
@@ -116,8 +116,7 @@ NETWORK = (1 / 64, 64.0)  # between which a network's factor is looked for
 LEAST_WAIT = 0.1  # of a step that has to wait for the network: where computing hides it, noise would decide its factor
 
 
-@dataclass(frozen=True)
-class MeasuredRun:
+class MeasuredRun(NamedTuple):
     """A run whose steps were measured. seconds: of a step"""
 
     folder: Path

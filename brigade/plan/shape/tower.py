@@ -50,11 +50,6 @@ class Tower:
     def parameters(self) -> int:
         return self.shape.parameters
 
-    @property
-    def in_layers(self) -> int:
-        """Parameters of its layers, without what lies before and behind them."""
-        return self.shape.layers * self.shape.dense_layer
-
     def adapted(self, targets: str | Iterable[str], part: str) -> int:
         """Return the widths of the linear layers of a part that have adapters, summed: what one rank of adapters has.
 
@@ -217,12 +212,7 @@ def _shape(
     if not known or len(mlp) not in (2, 3) or norms["norms"] not in (2, 4) or not same:
         problem = "no formula describes the layers of its vision tower"
         raise UserError(f"model_type {kind!r}", problem, MEASURE)
-    family = Family(
-        gated=len(mlp) == 3,
-        **norms,
-        fused_qkv=len(attention) == 2,
-        rotary=rotary,
-    )
+    family = Family(gated=len(mlp) == 3, fused_qkv=len(attention) == 2, rotary=rotary, **norms)
     window, windowed = _windows(vision, len(layers))
     return MeasuredShape(
         f"{kind}'s vision tower",
