@@ -60,9 +60,8 @@ def say(wanted: Wanted, measured: Sweep) -> Said:
 
 
 def _say(wanted: Wanted, measured: Sweep) -> Said:
-    link = (
-        f"{measured.rate * 8 / CONSTANTS.line_share:.6f} Gb/s"  # with which the formulas' rings have the measured rate
-    )
+    # With which the formulas' rings have the measured rate.
+    link = f"{measured.rate * 8 / CONSTANTS.line_share:.6f} Gb/s"
     job, own = _job(wanted, measured, link)
     # The user's factor for the network is about the bandwidth that formulas suppose: here it was measured.
     device = replace(gpu(job.gpu), network=1.0)
