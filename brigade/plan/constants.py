@@ -15,6 +15,8 @@ class Constants:
     """The values of constants.yaml, whose rows say what each is, in which unit, from whom and since when: most are one number."""
 
     product_tile: tuple[int, int]
+    rule_chunk: int
+    chunk_products: int
     flash_half_length: Mapping[str, float]
     exponential_width: Mapping[str, float]
     replica_width: Mapping[str, float]
