@@ -50,10 +50,11 @@ def _of_the_planner(world: World) -> Fields:
     calibration.leave_aside_if_broken("" if world.local_rank else world.host)
     by_module = {
         offered: ("rows_that_fit", "fastest_that_fits", "peak_tflops"),
-        prediction: ("fails_to_load", "callbacks"),
+        prediction: ("fails_to_load",),
         remedies: ("what_fits",),
     }
-    return {name: getattr(module, name) for module, names in by_module.items() for name in names}
+    offers = {name: getattr(module, name) for module, names in by_module.items() for name in names}
+    return offers | {"callbacks": lambda *given: [prediction.CompareWithPlan(*given)]}
 
 
 def _prove_kernels(

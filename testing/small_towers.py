@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from brigade.plan.costs.images import Asked, described_with_images
 from brigade.plan.costs.job import Job
-from brigade.plan.costs.tower import Asked, described_with_images
 
 TEXT = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 500}  # fmt: skip

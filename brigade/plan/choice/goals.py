@@ -13,7 +13,7 @@ from ...errors.console import counted, figure
 from ...errors.tables import table
 from ...train.recipe.schema import Recipe
 from ..shape.lora import trained_parameters
-from .search import candidates, chosen
+from .search import candidates, chosen, fastest
 from .workload import Candidate, Cluster, Workload
 
 # Of hosts whose network nobody has measured.
@@ -37,8 +37,7 @@ class Answer:
     @property
     def slow(self) -> Candidate | None:
         """The fastest strategy that is possible and slow, where none is recommended; None where nothing fits."""
-        fitting = (candidate for candidate in self.ranked if candidate.fits and not candidate.choice.why_only)
-        return None if self.winner else next(fitting, None)
+        return None if self.winner else fastest(self.ranked)
 
     @property
     def speed(self) -> float:

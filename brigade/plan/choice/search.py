@@ -263,6 +263,11 @@ def _with_one_optimizer(workload: Workload, cluster: Cluster) -> list[Candidate]
     return sorted(best, key=_order)
 
 
+def fastest(ranked: list[Candidate]) -> Candidate | None:
+    """Return the fastest strategy that fits and that train.py runs, slow or not; None where nothing fits."""
+    return next((candidate for candidate in ranked if candidate.fits and not candidate.choice.why_only), None)
+
+
 def chosen(ranked: list[Candidate]) -> Candidate | None:
     """Return the simplest strategy within 5 % of the fastest of those that fit; None where nothing does.
 

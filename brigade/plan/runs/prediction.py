@@ -299,8 +299,3 @@ def largest_of_ranks(meter: Meter, seconds: float, states: tuple[int, ...]) -> d
     }
     of_ranks = ranks.gather(row)
     return {key: max(other[key] for other in of_ranks) for key in row}
-
-
-def callbacks(run: Run, meter: Meter, config: "PreTrainedConfig", trained: int) -> list[TrainerCallback]:
-    """Return what compares a run with its plan."""
-    return [CompareWithPlan(run, meter, config, trained)]
