@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     return _recipe(options) if options.model.endswith((".yaml", ".yml")) else _choose(options)
 
 
-def _refuse(name: str, **facts: object) -> NoReturn:
+def _refuse(name: str, /, **facts: object) -> NoReturn:
     """Raise the UserError of a row of refused.yaml, whose texts name these facts."""
     row = REFUSED[name]
     raise UserError(f"flag --{row['flag']}", row["problem"].format(**facts), row["cure"].format(**facts))
@@ -260,10 +260,10 @@ def _workload(options: argparse.Namespace, cluster: Cluster) -> Workload:
 
     if "load_in_4bit" in keys and shape.experts:
         share = shape.moe_layers * shape.experts * shape.expert / shape.parameters
-        size, other = 2 * shape.parameters / GIB, method[1:]
-        whole = goals.answer(_workload(argparse.Namespace(**vars(options) | {"method": other}), cluster), cluster)
+        size, plain = 2 * shape.parameters / GIB, method[1:]
+        whole = goals.answer(_workload(argparse.Namespace(**vars(options) | {"method": plain}), cluster), cluster)
         fits = f"Fits: {show.takes(whole.winner, cluster)}" if whole.winner else show.nothing_fits(whole)
-        _refuse("experts in 4 bits", method=method, share=share, other=other, size=size, fits=fits)
+        _refuse("experts in 4 bits", method=method, share=share, other=plain, size=size, fits=fits)
     positions = positions_of(config)
     if positions and options.max_length > positions and not (shape.family.rotary and stretches(config)):
         _refuse("positions", length=options.max_length, positions=positions, shape=shape)
