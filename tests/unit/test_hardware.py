@@ -116,7 +116,7 @@ def test_a_gpu_in_the_hosts_memory_has_nowhere_to_offload_to():
     spark = gpu("DGX Spark")
     assert spark.integrated
     shape = named_shape(str(REPOSITORY / "recipes" / "qwen3-8b"))
-    found = {each.label for each in candidates(Workload(shape), Cluster("DGX Spark", 1, 1))}
+    found = {each.choice.name for each in candidates(Workload(shape), Cluster("DGX Spark", 1, 1))}
     assert found and not any("offload" in name or "NVMe" in name for name in found)
 
 
