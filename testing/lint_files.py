@@ -42,6 +42,7 @@ def zero(**options):
 Z = "ds.json:1: zero_optimization"
 
 # rule -> files that break it (name -> text or document), and where it must be found
+REVERSE = {"objective": "distill", "teacher": "smollm2-135m", "loss_type": "reverse_kl"}
 EXAMPLES = {
     "file-missing": ({"r.yaml": recipe(cluster={"hostfile": "nowhere"})}, "r.yaml:2: cluster.hostfile"),
     "file-unreadable": ({"hosts": b"\xff\xfe"}, "hosts"),
@@ -151,6 +152,8 @@ EXAMPLES = {
     "recipe-variable": ({"r.yaml": recipe(model={"model_name_or_path": "${MODEL}/base"})}, "r.yaml:5: model.model_name_or_path"),
     "recipe-data": (
         {"r.yaml": recipe(data={"dataset_name": None, "train_file": "nowhere.jsonl"})}, "r.yaml:4: data.train_file"),
+    "recipe-output": ({"r.yaml": recipe(model={"model_name_or_path": "./outputs/sft"})}, "r.yaml:5: model.model_name_or_path"),
+    "recipe-kept-words": ({"r.yaml": recipe(training=REVERSE | {"teacher_top_k": 8})}, "r.yaml:12: training.teacher_top_k"),
     "recipe-experts": (
         {"r.yaml": recipe(cluster={"accelerate_config": "accelerate_configs/fsdp2_ep2_1x4.yaml"}),
          "config.json": {"model_type": "qwen3_moe", "num_experts": 7}},

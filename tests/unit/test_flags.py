@@ -163,6 +163,7 @@ def test_help_begins_with_what_most_runs_set_and_leads_to_the_rest(helped, mista
         "resume_from_checkpoint",
         "fresh",
         "rehearse",
+        "prepare",
         "allow_code",
     }
     short = helped("-h", "--learning_rate", "1e-5")

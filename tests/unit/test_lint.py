@@ -187,17 +187,6 @@ def test_what_is_named_and_not_there(check, section, values, problem):
     assert error.problem.startswith(problem)
 
 
-@pytest.mark.parametrize("loss_type, rules", [("forward_kl", set()), ("reverse_kl", {"recipe-kept-words"})])
-def test_kept_words_of_a_divergence_that_needs_others(check, loss_type, rules):
-    training = {"objective": "distill", "teacher": "smollm2-135m", "teacher_top_k": 64, "loss_type": loss_type}
-    assert names(check({"r.yaml": recipe(training=training)}, named=["r.yaml"])) == rules
-
-
-def test_a_model_that_a_run_writes_first_is_said_and_no_error(check):
-    report = check({"r.yaml": recipe(model={"model_name_or_path": "./outputs/sft"})}, named=["r.yaml"])
-    assert [(finding.rule, finding.severity) for finding in report.findings] == [("recipe-output", "note")]
-
-
 # ---- several files -----------------------------------------------------------------------------------------------
 def test_a_bad_file_does_not_hide_another(check):
     report = check({"bad.json": '{"a": ', "hosts": "node1: slots=8\n"}, ["bad.json", "nowhere", "hosts"])
