@@ -152,9 +152,7 @@ def test_a_written_plan_has_a_file_for_its_axes(
 ):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("brigade.train.strategy.refusal", workload.refusal)
-    monkeypatch.setattr(
-        strategy_file, "_place", lambda ours, name, folder, belongs: folder / name
-    )  # whatever is shipped
+    monkeypatch.setattr(strategy_file, "_place", lambda kind, name, folder: folder / name)  # whatever is shipped
     words = ["plan", model, "--gpu", "H100", "--hostfile", f"hostfiles/{cluster}", "--strategy", strategy]
     words += ["--network", network] if network else []
     said = prints(0, *words, "--write", str(tmp_path))
@@ -175,10 +173,10 @@ def test_a_file_that_is_shipped_is_taken_and_recipes_of_ours_share_theirs(tmp_pa
     for folder in ("recipes/mine", "ds_configs", "elsewhere"):
         (tmp_path / folder).mkdir(parents=True)
     place = partial(strategy_file._place, "ds_configs", "zero1_pp4.json")
-    assert place(tmp_path / "elsewhere", False) == tmp_path / "elsewhere" / "zero1_pp4.json"
-    assert place(tmp_path / "recipes" / "mine", True) == tmp_path / "ds_configs" / "zero1_pp4.json"
+    assert place(tmp_path / "elsewhere") == tmp_path / "elsewhere" / "zero1_pp4.json"
+    assert place(tmp_path / "recipes" / "mine") == tmp_path / "ds_configs" / "zero1_pp4.json"
     (tmp_path / "ds_configs" / "zero1_pp4.json").write_text("{}")
-    assert place(tmp_path / "elsewhere", False) == tmp_path / "ds_configs" / "zero1_pp4.json"
+    assert place(tmp_path / "elsewhere") == tmp_path / "ds_configs" / "zero1_pp4.json"
 
 
 @pytest.mark.slow

@@ -92,7 +92,7 @@ def test_what_mostly_computes_is_not_slow_whatever_it_waits_for():
     workload = Workload(named_shape("llama-3.1-8b"), length=2048)
     for cluster in (Cluster("RTX 4090", 1, 1, host_gib=256), Cluster("L40S", 1, 1)):
         winner = chosen(candidates(workload, cluster))
-        assert winner and winner.choice.offload and not winner.slow
+        assert winner and winner.choice.offload and not winner.estimate.slow
 
 
 # ---- axes of which few runs are published ------------------------------------------------------------------------
