@@ -75,6 +75,11 @@ def test_a_mistake_is_named_with_its_cure(plan, words, said):
     assert code == 2 and said in text and "cure:" in text
 
 
+def test_every_refusal_has_its_row():
+    asked = re.findall(r'_refuse\("(.*?)"', (ROOT / "brigade/plan/command.py").read_text())
+    assert {*asked} == yaml.safe_load((ROOT / "brigade/plan/refused.yaml").read_text()).keys()
+
+
 def test_a_host_of_more_gpus_than_any_has_is_a_mistake(plan, tmp_path):
     (tmp_path / "many").write_text("a slots=1000\n")
     code, text = plan("qwen3-8b", "--gpu", "H100", "--hostfile", tmp_path / "many")
