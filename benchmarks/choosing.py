@@ -77,7 +77,7 @@ def told(candidate: Candidate | None) -> str:
     """`ZeRO-3, 1,240`: tokens per second on each GPU. What is possible and slow is not recommended: `slow: ZeRO-3 NVMe, 17`."""
     if candidate is None:
         return "nothing fits"
-    return f"{'slow: ' * candidate.slow}{candidate.name}, {candidate.estimate.tokens_per_second_per_gpu:,.0f}"
+    return f"{'slow: ' * candidate.estimate.slow}{candidate.name}, {candidate.estimate.tokens_per_second_per_gpu:,.0f}"
 
 
 def but(best: Candidate, plain: Candidate | None) -> str:

@@ -12,8 +12,7 @@ from unittest.mock import patch
 
 from brigade.plan.choice.job_of_recipe import RecipePlan, hosts_of
 from brigade.plan.choice.search import NEAR, candidates, chosen
-from brigade.plan.choice.strategies import named
-from brigade.plan.choice.workload import INSTALLED, Candidate, Cluster, Workload
+from brigade.plan.choice.workload import INSTALLED, Candidate, Cluster, Workload, named
 from brigade.plan.costs.estimate import Estimate
 from brigade.plan.hardware import calibration
 from brigade.plan.output.write import recipe_plans

@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks import pages
 from benchmarks.pages import EVIDENCE, Row, markdown
+from brigade.plan.shape.built import versions
 from brigade.plan.shape.find import known_config
-from brigade.plan.shape.remembered import versions
 from brigade.train.model.config_json import read_config
 from testing.trace_settings import TraceSettings
 

@@ -171,7 +171,7 @@ def _work(job: Path) -> None:
 def compared(run: Any, config: dict[str, Any], held: list[Any]) -> list[Row]:
     """One row for each stage of a run: of its rank that holds most. held: States of every rank"""
     from brigade.plan.choice.job_of_run import job_of_run
-    from brigade.plan.costs.stages import stages
+    from brigade.plan.costs.division import stages
 
     recipe, size = run.settings.recipe, run.world.size
     job = job_of_run(recipe, run.strategy, run.batch, size, size, config, "H100 80GB")
@@ -194,8 +194,7 @@ def _formula(job: Any, stage: Any, strategy: Any, rank: int, shapes: tuple[tuple
 
     shapes: of what the rank has of each parameter before it is sharded
     """
-    from brigade.plan.costs.stages import frozen_bytes
-    from brigade.plan.costs.states import stage_states
+    from brigade.plan.costs.division import frozen_bytes, stage_states
     from brigade.train.strategy.state_bytes import cut_parameters, model_states
 
     formula, _ = stage_states(job, stage)

@@ -15,9 +15,9 @@ from benchmarks import pages
 from benchmarks.pages import EVIDENCE, Row, markdown
 from brigade.plan.costs.activations import activation_bytes, logit_bytes
 from brigade.plan.costs.job import FUSED, Job
+from brigade.plan.shape.built import versions
 from brigade.plan.shape.find import known_config
 from brigade.plan.shape.from_config import shape_of
-from brigade.plan.shape.remembered import versions
 from brigade.train.model.config_json import read_config
 from testing.trace_settings import settings_of
 

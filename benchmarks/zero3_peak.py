@@ -8,7 +8,6 @@ with the proportions of a 32B model's layers, head, live parameters and sub-grou
 
 import json
 import weakref
-from dataclasses import replace
 from typing import Any
 
 from brigade.plan.constants import CONSTANTS
@@ -88,7 +87,7 @@ def measured() -> dict[str, int]:
 
 def counted(live: int, sub_group: int) -> dict[str, float]:
     """Return the planner's count of the same, for a model that may have so many elements gathered, and stepped at once."""
-    memory.CONSTANTS = replace(CONSTANTS, live=live)
+    object.__setattr__(CONSTANTS, "live", live)
     memory.SUB_GROUP_SIZE = state_bytes.SUB_GROUP_SIZE = sub_group
     shape = described(CONFIG, "a small Llama", "small")
     job = Job(

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from .errors import UserError
 from .errors.console import counted
-from .errors.numbers import numeric
-from .errors.tables import Document
+from .errors.flags import add_flags
+from .errors.tables import Document, table
 from .train.checkpoint import saved_weights
 from .train.data import tokenizer_trial
 from .train.recipe import flags, remote_code
@@ -47,27 +47,9 @@ def _in_half(settings: Settings, model: "PreTrainedModel") -> bool:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
+    add_flags(parser, table(Path(__file__).with_suffix(".yaml")))
+    parser.add_argument(remote_code.FLAG, action="store_true", help=remote_code.HELP)
     add = parser.add_argument
-    add("output", type=Path, help="output directory of a finished run")
-    learned = "fail unless the loss fell by this share, and below the text's unigram entropy"
-    add("--learned", type=numeric("learned", 0, float, 1), metavar="SHARE", help=learned)
-    add("--answers", type=numeric("answers", 0), metavar="N", help="held-out questions to answer (default: 3)")
-    exact = "fail unless the held-out answers reach this score by the recipe's answer_score; without one, unless so many are "
-    exact += "answered word by word, and few by the model before training"
-    add("--exact", type=numeric("exact", 0, float, 1), metavar="SHARE", help=exact)
-    tasks = "evaluate it only on these tasks of lm-evaluation-harness: names (hellaswag,arc_easy), or YAML files and folders "
-    tasks += "of your own tasks, which can run Python code; needs lm_eval"
-    add("--tasks", metavar="NAME,...", help=tasks)
-    add("--chat_template", action="store_true", help="lay the tasks' prompts out by the tokenizer's chat template")
-    limit = "samples of each task, for a trial: the figures are then no scores (default: all)"
-    add("--limit", type=numeric("limit", 1), metavar="N", help=limit)
-    add(
-        "--batch_size",
-        type=numeric("batch_size", 1),
-        metavar="N",
-        help="sequences that a task computes at once (default: 8)",
-    )
-    add(remote_code.FLAG, action="store_true", help=remote_code.HELP)
     add(remote_code.ALLOW, metavar="FILE=SHA256", action="append", default=[], help=remote_code.ALLOW_HELP)
 
 

@@ -44,11 +44,17 @@ def offers(world: World) -> Offers:
 
 
 def _of_the_planner(world: World) -> Fields:
-    from .plan import runs
+    from .plan.hardware import calibration
+    from .plan.runs import offered, prediction, remedies
 
-    runs.leave_aside_a_broken_calibration(world)
-    names = ("rows_that_fit", "fastest_that_fits", "peak_tflops", "what_fits", "fails_to_load", "callbacks")
-    return {name: getattr(runs, name) for name in names}
+    calibration.leave_aside_if_broken("" if world.local_rank else world.host)
+    by_module = {
+        offered: ("rows_that_fit", "fastest_that_fits", "peak_tflops"),
+        prediction: ("fails_to_load",),
+        remedies: ("what_fits",),
+    }
+    offers = {name: getattr(module, name) for module, names in by_module.items() for name in names}
+    return offers | {"callbacks": lambda *given: [prediction.CompareWithPlan(*given)]}
 
 
 def _prove_kernels(

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from brigade.plan.choice.images import Asked, described_with_images
+from brigade.plan.costs.images import Asked, described_with_images
 from brigade.plan.costs.job import Job
 
 TEXT = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from brigade.plan.shape.layer_sizes import FLASH_WIDTH
+from brigade.plan.shape.built import FLASH_WIDTH
 from brigade.train.model.per_layer import widest_head
 
 SCANNED = 2048  # tokens of a chunk of the selective scan (csrc/selective_scan/selective_scan.cpp)

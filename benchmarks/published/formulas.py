@@ -8,17 +8,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from brigade.plan.constants import CONSTANTS
-from brigade.plan.costs import activations, communication, estimate, layer, memory, reserved, stages, step_time
+from brigade.plan.constants import CONSTANTS, LOGIT_BYTES
+from brigade.plan.costs import activations, communication, estimate, layer, memory, step_time
 from brigade.plan.costs.communication import Shared, sharding_seconds, tensor_seconds, ulysses_seconds
-from brigade.plan.costs.conventions import LOGIT_BYTES
-from brigade.plan.costs.division import Division, division
+from brigade.plan.costs.division import Division, Stage, division, frozen_bytes
 from brigade.plan.costs.job import Job
 from brigade.plan.costs.memory import Memory
-from brigade.plan.costs.operation import Op
-from brigade.plan.costs.stages import Stage
-from brigade.plan.hardware import Gpu, gpu
-from brigade.plan.hardware.network import Links
+from brigade.plan.costs.mixer import Op
+from brigade.plan.hardware import Gpu, Links, gpu
 
 from .job import PublishedJob
 
@@ -103,10 +100,10 @@ def _(job: PublishedJob) -> Division:
     return EvenDivision(job)
 
 
-@stages.frozen_bytes.register
+@frozen_bytes.register
 def _(job: PublishedJob, psi: float) -> float:
     if job.method != "qlora":
-        return float(own(stages.frozen_bytes)(job, psi)) * (2 if job.fp32_base else 1)
+        return float(own(frozen_bytes)(job, psi)) * (2 if job.fp32_base else 1)
     whole = _never_in_four_bits(job)
     return (4 if job.fp32_base else 2) * whole + CONSTANTS.nf4_bytes * (psi - whole)
 
@@ -217,27 +214,27 @@ def _(job: PublishedJob, stage: Stage) -> float:
     return found
 
 
-@reserved.gaps.register
+@memory.gaps.register
 def _(job: PublishedJob, peak: Memory) -> float:
     engine = job.conventions
-    between = (engine.fragmentation - 1) * peak.allocated + engine.streams * reserved.moving_bytes(peak)
+    between = (engine.fragmentation - 1) * peak.allocated + engine.streams * memory.moving_bytes(peak)
     return CONSTANTS.short * between if peak.activations else 0.0
 
 
-@reserved.moving_share.register
+@memory.moving_share.register
 def _(job: PublishedJob) -> float:
     return job.conventions.fragmentation + job.conventions.streams
 
 
-@reserved.marked_bytes.register
+@memory.marked_bytes.register
 def _(job: PublishedJob) -> float:
-    moving = max(map(reserved.moving_bytes, memory.moments(job)))
+    moving = max(map(memory.moving_bytes, memory.moments(job)))
     # Blocks of shorter samples do not fit a longer one.
     left = VARYING * moving if job.varying else 0.0
     if job.fp32_base and job.method == "qlora":
         # The 16-bit weights that prepare_model_for_kbit_training has cast to fp32 leave their blocks to what comes and goes.
         return left + max(0.0, 2 * _never_in_four_bits(job) - moving)
-    return left + (float(own(reserved.marked_bytes)(job)) if job.ulysses else 0.0)
+    return left + (float(own(memory.marked_bytes)(job)) if job.ulysses else 0.0)
 
 
 # ---- time --------------------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def predict(row: Mapping[str, str]) -> dict[str, Any]:
         result = expressed(row)
         figures = (
             result.device_gib,
-            result.reserved_gib,
+            result.shown_gib - result.context / GIB,
             result.time.total,
             result.tokens_per_second_per_gpu,
             result.mfu,

@@ -24,8 +24,8 @@ Norms, losses and barriers are a few hundred bytes; TCP/IP's headers stand in do
 
 from dataclasses import dataclass
 
+from brigade.plan.costs.division import Stage, stages
 from brigade.plan.costs.job import Job
-from brigade.plan.costs.stages import Stage, stages
 from brigade.plan.shape.model_shape import ModelShape
 
 

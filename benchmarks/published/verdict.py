@@ -4,8 +4,7 @@ import re
 from collections.abc import Mapping
 
 from brigade.plan.costs.estimate import Estimate, factors
-from brigade.plan.costs.memory import GIB
-from brigade.plan.costs.reserved import reserved_with_room
+from brigade.plan.costs.memory import GIB, reserved_with_room
 
 from .parse_columns import told
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from ..errors import UserError
 from ..errors.console import counted, printable
-from ..errors.numbers import numeric
+from ..errors.flags import add_flags
+from ..errors.tables import table
 from ..train.checkpoint import saved_weights
 from ..train.data import chat_template
 from ..train.data.encode import LoadedEncoder
@@ -37,23 +38,8 @@ ENDLESS = 2**31  # positions of a model that names no limit
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    add = parser.add_argument
-    add("output", type=Path, help="output directory of a run")
-    step = "talk to checkpoint-N (default: the trained model; of an unfinished run the newest checkpoint)"
-    add("--step", type=numeric("step", 1), metavar="N", help=step)
-    add("--compare", action="store_true", help="let the model before training answer each question, too")
-    add("--system", default="", metavar="TEXT", help="system message, as the training data has one")
-    question = "answer this and end; may be repeated (default: ask in the terminal, or answer each line of a pipe)"
-    add("--question", action="append", metavar="TEXT", help=question)
-    image = "an image that the first question is about, of a model that was trained on images; may be repeated"
-    add("--image", action="append", default=[], metavar="FILE", help=image)
-    longest = "longest answer in tokens"
-    add("--max_new_tokens", type=numeric("max_new_tokens", 1), default=512, metavar="N", help=longest)
-    temperature = (
-        "0: greedy, the same answer each time; above: sampled, with the model's own top_p and top_k (default: 0)"
-    )
-    add("--temperature", type=numeric("temperature", 0, float), default=0.0, metavar="T", help=temperature)
-    add(remote_code.FLAG, action="store_true", help=remote_code.HELP)
+    add_flags(parser, table(Path(__file__).with_suffix(".yaml")))
+    parser.add_argument(remote_code.FLAG, action="store_true", help=remote_code.HELP)
 
 
 def run(options: argparse.Namespace) -> int:

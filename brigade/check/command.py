@@ -13,6 +13,8 @@ from pathlib import Path
 
 from ..errors import UserError, did_you_mean
 from ..errors.console import console, on_one_line
+from ..errors.flags import add_flags
+from ..errors.tables import table
 from ..hosts.connection import allow_open_files
 from ..hosts.job import forwarded, hosts_of_slurm_job, make
 from ..train.recipe.files import CALIBRATION, calibration_file, find
@@ -31,38 +33,7 @@ PASSES_ON = True  # words that are not ours are train.py's flags
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    add = parser.add_argument
-    add("recipe", nargs="?", help="what will be trained; without one, only what holds for every run is checked")
-    add("--hostfile", metavar="FILE", help="hosts and slots (default: the recipe's, or the Slurm allocation)")
-    sizes = parser.add_mutually_exclusive_group()
-    sizes.add_argument("--quick", action="store_true", help="what takes seconds: reach, sameness, devices, storage")
-    sizes.add_argument("--full", action="store_true", help="also what takes minutes: every pair of hosts, long sweeps")
-    add("--json", metavar="FILE", help="write what was found; -: to standard output, instead of the table")
-    add("--baseline", type=Path, metavar="FILE", help="say what changed since this earlier result of --json")
-    add(
-        "--only",
-        action="append",
-        metavar="CHECK",
-        help="only this check, by its name in the table; may be given again",
-    )
-    add("--fix", action="store_true", help="print repair commands for each host; runs nothing")
-    add(
-        "--yes", action="store_true", help="with --fix: run these commands on the hosts, and check again what they cure"
-    )
-    add("--schema", action="store_true", help="print the JSON schema of --json, check nothing")
-    add(
-        "--list",
-        action="store_true",
-        help="say what each check reads and where its threshold comes from, check nothing",
-    )
-    add(
-        "--dry-run",
-        action="store_true",
-        help="say what would be run on these hosts and how long it takes, start nothing",
-    )
-    more = "take the measured bandwidth between hosts into the planner's calibration file, beside what is in it"
-    add("--calibrate", action="store_true", help=more)
-    add("--env", action="append", default=[], metavar="NAME", help="as for launch: one more variable for the ranks")
+    add_flags(parser, table(Path(__file__).with_suffix(".yaml")))
 
 
 def run(options: argparse.Namespace) -> int:

@@ -130,10 +130,8 @@ async def gpu_links(hosts: Hosts) -> AsyncIterator[Result]:
             yield fault("no-peer-access", host, "red" if linked else "yellow", reached=reached, pairs=pairs)
         facts = answers[host]
         if facts.get("nvswitches") and not facts["fabric_manager"] and not any("fabric" in g for g in facts["gpus"]):
-            yield unknown(
-                host,
-                "NVSwitch without a fabric manager that can be seen from here: it may run outside of the container",
-            )
+            unseen = "NVSwitch without a fabric manager that can be seen from here"
+            yield unknown(host, f"{unseen}: it may run outside of the container")
 
 
 @check("gpu Xid errors", seconds=40)

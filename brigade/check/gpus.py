@@ -19,10 +19,8 @@ GIB = 2**30
 NEEDED = (1, 2, 6, 7)  # NVML_GPU_RECOVERY_ACTION_*: a reset or a reboot; with the others programs go on
 RECOVERY = 154  # the Xid that tells of it, when it comes and when it goes
 OFF_THE_BUS = 79
-TOO_HOT, UMBRELLA = (
-    64,
-    8,
-)  # nvmlClocksEventReason*: of the hardware's slowdowns one, and the one that stands for its causes
+# nvmlClocksEventReason*: of the hardware's slowdowns one, and the one that stands for its causes.
+TOO_HOT, UMBRELLA = 64, 8
 OF_MEMORY = {48, 64, 95, 140}  # Xids of errors that leave a row to be replaced
 DAY = 86_400
 

@@ -29,9 +29,8 @@ from .checks import (
 )
 from .findings import fault
 
-LOGIN_SECONDS = (
-    60.0  # seconds for a login, an interpreter's start and its hello, in which a driver may wake up: as `launch` has
-)
+# For a login, an interpreter's start and its hello, in which a driver may wake up: as `launch` has.
+LOGIN_SECONDS = 60.0
 SPARE = 10.0  # seconds more for an answer than for what is asked, on a busy line
 UNREACHED = "the host cannot be reached"
 LOGIN = "login"  # the row of whether a host can be reached at all

@@ -7,12 +7,12 @@ from pathlib import Path
 from ..errors import UserError
 from ..errors.console import figure
 from ..plan.choice.job_of_recipe import KINDS, STRATEGIES, job_of
-from ..plan.choice.strategies import CHOICES, runs
+from ..plan.choice.workload import CHOICES, runs
 from ..plan.constants import CONSTANTS
 from ..plan.costs.estimate import estimate
 from ..plan.costs.job import Job
 from ..plan.hardware import gpu
-from ..plan.hardware.write_factors import take_network
+from ..plan.runs.calibrate import take_network
 from ..plan.shape.find import named_shape
 from .checks import CannotKnow, Hosts, Result, Wanted, check, sound
 from .collectives import Sweep, have_gpus
@@ -60,9 +60,8 @@ def say(wanted: Wanted, measured: Sweep) -> Said:
 
 
 def _say(wanted: Wanted, measured: Sweep) -> Said:
-    link = (
-        f"{measured.rate * 8 / CONSTANTS.line_share:.6f} Gb/s"  # with which the formulas' rings have the measured rate
-    )
+    # With which the formulas' rings have the measured rate.
+    link = f"{measured.rate * 8 / CONSTANTS.line_share:.6f} Gb/s"
     job, own = _job(wanted, measured, link)
     # The user's factor for the network is about the bandwidth that formulas suppose: here it was measured.
     device = replace(gpu(job.gpu), network=1.0)

@@ -40,9 +40,8 @@ class UserError(Exception):
         return f"error: {place}\n  {problem}\n  cure: {cure}"
 
 
-LIKELY = (
-    0.7  # of difflib: below it a name shares letters with another, and no meaning (packing_strategy, learning_rate)
-)
+# Of difflib: below it a name shares letters with another, and no meaning (packing_strategy, learning_rate).
+LIKELY = 0.7
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from ..errors.console import console
-from ..errors.numbers import numeric
+from ..errors.flags import add_flags
+from ..errors.tables import table
 from ..train.data import tokenizer_trial
 from ..train.model.location import load_config, location
 from ..train.recipe import flags, remote_code
@@ -24,20 +25,8 @@ GGUF = ("F16", "Q8_0")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    add = parser.add_argument
-    add("output", type=Path, help="output directory of a run")
-    add("destination", type=Path, metavar="DEST", help="a new directory")
-    step = "read checkpoint-N (default: the trained model; of an unfinished run the newest checkpoint)"
-    add("--step", type=numeric("step", 1), metavar="N", help=step)
-    merge = "merge adapters into their base, to one whole model; 4-bit weights are dequantised to the values trained on"
-    add("--merge", action="store_true", help=merge)
-    gguf = "also write a GGUF file for llama.cpp and Ollama; adapters are merged (F16 where no format is named)"
-    add("--gguf", nargs="?", const="F16", choices=GGUF, metavar="FORMAT", help=gguf)
-    push = "then upload it to the Hub as this repository, which is created, with a model card that is made from the run"
-    add("--push", metavar="OWNER/NAME", help=push)
-    add("--private", action="store_true", help="the repository that --push creates is private")
-    add(remote_code.FLAG, action="store_true", help=remote_code.HELP)
-    add("--dtype", choices=DTYPES, metavar="DTYPE", help="of the weights that are written (default: the base's)")
+    add_flags(parser, table(Path(__file__).with_suffix(".yaml")), FORMATS=GGUF, DTYPES=DTYPES)
+    parser.add_argument(remote_code.FLAG, action="store_true", help=remote_code.HELP)
 
 
 def run(options: argparse.Namespace) -> int:

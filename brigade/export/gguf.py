@@ -91,9 +91,8 @@ def write(folder: Path, file: Path, kind: str, about: About) -> None:
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     cure = cure_by_converter(folder, exported=True)
-    config = AutoConfig.from_pretrained(
-        folder, trust_remote_code=False
-    )  # no family that can be written has code of its own
+    # No family that can be written has code of its own.
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     family = check_config(config, str(folder), cure)
     words = gguf_tokenizer.vocabulary(tokenizer, config.vocab_size, str(folder), cure)

@@ -143,10 +143,8 @@ def here(
         _say(world, note)
     how = words_for(settings, kinds)
     if proof is None:
-        _say(
-            world,
-            f"proving kernels on {device} (at most {prove.QUICK['seconds']:.0f} s, once for this driver and these versions)",
-        )
+        once = f"at most {prove.QUICK['seconds']:.0f} s, once for this driver and these versions"
+        _say(world, f"proving kernels on {device} ({once})")
         proof = prove.on_this_host(written, shapes, quick=True, index=gpu_index(world) or 0, **how)
         for line in in_words(proof):
             _say(world, line)
@@ -160,10 +158,8 @@ def here(
         _say(world, f"trying {', '.join(late)} on {device} (at most {prove.QUICK['seconds']:.0f} s)")
         proof = _again(written, shapes, world, proof, how)
     if LAYERS in kinds and "with_compiled" not in proof["paths"]:
-        _say(
-            world,
-            "compiled layers are not proven here: `python -m brigade kernels RECIPE` takes the minutes that it needs",
-        )
+        command = "`python -m brigade kernels RECIPE` takes the minutes that it needs"
+        _say(world, f"compiled layers are not proven here: {command}")
     proven: Fields = {
         kind: in_order(prove.proven_times(proof, kind), proof, kind) for kind in (ATTENTION, SET, OPTIMIZER)
     }

@@ -10,11 +10,12 @@ mistake in the recipe.
 import argparse
 import json
 import sys
+from pathlib import Path
 
 from ..errors import UserError
 from ..errors.console import console
-from ..errors.numbers import numeric
-from ..errors.tables import Fields
+from ..errors.flags import add_flags
+from ..errors.tables import Fields, table
 from ..train.model.location import load_config
 from ..train.recipe import flags
 from . import paths
@@ -28,16 +29,7 @@ PASSES_ON = True  # words that are not ours are a recipe and train.py's flags
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     parser.usage = "python -m brigade kernels [RECIPE] [--quick] [--seconds S] [--device N] [--json]"
-    add = parser.add_argument
-    add("--quick", action="store_true", help="only what `auto` chooses among, in 15 s")
-    add(
-        "--seconds",
-        type=numeric("seconds", 1, float),
-        metavar="S",
-        help="for trying paths (default: 1200, or 15 with --quick)",
-    )
-    add("--device", type=numeric("device", 0), default=0, metavar="N", help="the GPU's index")
-    add("--json", action="store_true", help="print the proof as JSON")
+    add_flags(parser, table(Path(__file__).with_suffix(".yaml")))
 
 
 def run(options: argparse.Namespace) -> int:

@@ -14,7 +14,8 @@ from ..check.checks import Wanted, refusal
 from ..check.table import result_lines
 from ..errors import UserError
 from ..errors.console import counted, never_end_by_writing, one_line
-from ..errors.numbers import numeric
+from ..errors.flags import add_flags
+from ..errors.tables import table
 from ..hosts.connection import Channel, allow_open_files
 from ..hosts.job import Job, forwarded, hosts_of_slurm_job, make
 from ..hosts.rendezvous import DEFAULT_PORT
@@ -31,58 +32,7 @@ PASSES_ON = True  # words that are not ours are train.py's flags
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    add = parser.add_argument
-    add("recipe", help="what to train, e.g. recipes/qwen3-8b/full.yaml")
-    own = "a program of your own, which calls train.main(), in place of train.py (docs/extending.md)"
-    add("--script", metavar="FILE", help=own)
-    add("--hostfile", metavar="FILE", help="hosts and slots in DeepSpeed's syntax (default: the recipe's)")
-    choice = "deepspeed for ZeRO, else torchrun; slurm inside an allocation"
-    add("--launcher", metavar="NAME", help=f"deepspeed, torchrun, accelerate or slurm (default: {choice})")
-    add("--dry-run", action="store_true", help="print each host's exact command, start nothing")
-    add("--write", choices=SUFFIXES, metavar="KIND", help="write a job file instead")
-    add(
-        "--to",
-        type=Path,
-        metavar="FILE",
-        help="where --write writes; -: standard output (default: RECIPE-TOPOLOGY here)",
-    )
-    add("--master_addr", metavar="ADDRESS", help="of the first host (default: one that all others reach)")
-    port, seconds = numeric("master_port", 1, below=65536), numeric("start_timeout", 1, float)
-    add("--master_port", type=port, metavar="PORT", help="on the first host (default: 29500, or a free one)")
-    late = "how long the last rank may be later than the first, and then how long they may take to reach each other"
-    add("--start_timeout", type=seconds, default=300, metavar="SECONDS", help=late)
-    add("--log_dir", type=Path, metavar="DIR", help="of the logs (default: outputs/logs/RECIPE-STRATEGY/TIME)")
-    tries = (
-        numeric("restarts", 0),
-        numeric("min_hosts", 1),
-        numeric("restart_pause", 0, float),
-        numeric("silence", 5, float),
-    )
-    often = "after a failure start again, so often (default: 0; with --elastic: 10, of each replica)"
-    add("--restarts", type=tries[0], metavar="N", help=often)
-    alone = "each host is a replica (sync_every), and may fail, come back or come late while the others train on"
-    add("--elastic", action="store_true", help=alone)
-    add("--min_hosts", type=tries[1], metavar="M", help="and on fewer hosts, down to so many (default: all of them)")
-    add(
-        "--spare",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="HOST",
-        help="hosts that take the place of failed ones",
-    )
-    doubled = "before the first restart; doubled while no checkpoint is added (default: 10)"
-    add("--restart_pause", type=tries[2], default=10.0, metavar="SECONDS", help=doubled)
-    silence = "without a word of a host, or there of launch, after which it is lost (default: 60)"
-    add("--silence", type=tries[3], default=60.0, metavar="SECONDS", help=silence)
-    limit = "MiB of a log; of a longer one its first and its last parts are kept"
-    add("--log_limit", type=numeric("log_limit", 1, float), default=64, metavar="MIB", help=limit)
-    unchecked = "start without the quick checks of `python -m brigade check`"
-    add("--no_check", action="store_true", help=unchecked)
-    detach = "go on in the background, without this terminal; `attach` shows the output, and `status` how far it is"
-    add("--detach", action="store_true", help=detach)
-    more = "hand on one more variable of this shell; HF_*, WANDB_*, NCCL_*, ... travel anyway (default: none)"
-    add("--env", action="append", default=[], metavar="NAME", help=more)
+    add_flags(parser, table(Path(__file__).with_suffix(".yaml")), SUFFIXES=SUFFIXES)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -15,9 +15,8 @@ from .status_and_logs import Output
 READY = 300.0  # seconds within which one rank has imported its packages, from the slowest file system
 HEARD = 5.0  # seconds to wait after the last rank fell silent: each says then which collective it waits in
 SETTLE = 1.0  # seconds to listen on after a failure: its cause may come in after its effect
-LEAVE = (
-    120.0  # seconds after a run's success within which its ranks and launchers end; rank 0 may write the page for 60
-)
+# Seconds after a run's success within which its ranks and launchers end; rank 0 may write the page for 60.
+LEAVE = 120.0
 UPLOAD = 600.0  # likewise, where a tracker may still send what it has
 
 

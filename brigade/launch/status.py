@@ -6,6 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import UserError
+from ..errors.flags import add_flags
+from ..errors.tables import table
 from ..hosts import launches
 from ..train.run import status
 from ..train.run.directory import RECORD
@@ -14,9 +16,7 @@ from . import background
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    add = parser.add_argument
-    add("directories", nargs="*", type=Path, metavar="OUTPUT", help="output directories (default: those in outputs/)")
-    add("--json", action="store_true", help="a JSON line for each run instead")
+    add_flags(parser, table(Path(__file__).with_suffix(".yaml")))
 
 
 def run(options: argparse.Namespace) -> int:

@@ -7,6 +7,8 @@ from pathlib import Path
 from ..errors import UserError, did_you_mean
 from ..errors.console import console, counted
 from ..errors.findings import SEVERITIES, rules
+from ..errors.flags import add_flags
+from ..errors.tables import table
 from . import translate
 from .linter import Report, lint, markdown
 
@@ -15,17 +17,7 @@ STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    add = parser.add_argument
-    add("files", nargs="*", metavar="FILE", help="files to check, one by one and together (default: the project's)")
-    add("--notes", action="store_true", help="show notes on every file, not only on those named")
-    add("--rules", action="store_true", help="list all rules")
-    add("--markdown", action="store_true", help="with --rules: as docs/lint.md has them")
-    add(
-        "--write",
-        metavar="DIR",
-        help="write DIR/NAME, a recipe of another tool's file NAME, and list what has no equal",
-    )
-    add("--explain", metavar="RULE", help="say what one rule is about")
+    add_flags(parser, table(Path(__file__).with_suffix(".yaml")))
 
 
 def run(options: argparse.Namespace) -> int:

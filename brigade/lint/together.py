@@ -15,7 +15,7 @@ from ..errors import UserError
 from ..errors.console import counted
 from ..errors.findings import Finding
 from ..errors.tables import Document, Fields
-from ..plan.hardware.network import hold_name
+from ..plan.hardware import hold_name
 from ..train.host.cluster import World
 from ..train.recipe.batch import Batch, batch_arithmetic
 from ..train.recipe.files import REPOSITORY
@@ -85,9 +85,8 @@ def _recipe(files: Files, recipe: File, strategy: File | None, hosts: File | Non
     yield from contradictions
     yield from rows.findings(recipe.name, settings)
     is_sound = all(file.is_sound for file in (recipe, *strategies))
-    if is_sound and all(
-        finding.severity != "error" for finding in contradictions
-    ):  # else the run would only repeat the first
+    errors = [finding for finding in contradictions if finding.severity == "error"]
+    if is_sound and not errors:  # else the run would only repeat the first
         yield from _as_run(recipe, settings, strategies, hosts if hosts and hosts.kind == "hostfile" else None)
 
 

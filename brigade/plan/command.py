@@ -1,18 +1,15 @@
 """`python -m brigade plan MODEL --hostfile H --gpu KIND`: say what fits, how fast it is, and which strategy to take."""
 
 import argparse
-import math
 import os
 import re
 from pathlib import Path
-from typing import Any, NoReturn, get_args
-
-import yaml
+from typing import NoReturn, get_args
 
 from ..errors import UserError, did_you_mean
 from ..errors.console import console
-from ..errors.numbers import numeric
-from ..errors.tables import Fields
+from ..errors.flags import add_flags
+from ..errors.tables import Fields, table
 from ..train.recipe.files import find
 from ..train.recipe.hostfile import read_hostfile
 from ..train.recipe.method import METHODS
@@ -20,26 +17,22 @@ from ..train.recipe.objectives import DISTILL, OBJECTIVES
 from ..train.recipe.training_section import TrainingSection
 from ..train.strategy import refusal
 from .choice import averaging_advice, goals, search
-from .choice.images import Asked, described_with_images, size_of
-from .choice.strategies import named
-from .choice.workload import INSTALLED, MICRO_BATCHES, WITH_LIGER, Cluster, Workload
+from .choice.workload import INSTALLED, MICRO_BATCHES, WITH_LIGER, Cluster, Workload, named
+from .costs.images import Asked, described_with_images, size_of
 from .costs.job import PROJECTOR
 from .costs.memory import GIB
-from .hardware import calibration, gpu
-from .hardware.network import hold_name
+from .hardware import calibration, gpu, hold_name
 from .output import answer, show, write
-from .output.as_json import answer_json
-from .output.images import say_images
-from .output.objective import say_objective
+from .output.answer import answer_json
+from .output.objective import say_images, say_objective
 from .output.show_recipe import show_recipe
 from .output.write import refresh
 from .runs.calibrate import calibrate
 from .shape.find import described, named_config, positions_of, stretches
 from .shape.lora import ENDS, trained_parameters
 
-FLAGS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
-TABLES = {"METHODS": METHODS, "OBJECTIVES": OBJECTIVES}
-TYPES = {"path": Path, "int": int, "float": float}
+FLAGS = table(Path(__file__).with_suffix(".yaml"))
+REFUSED = table(Path(__file__).with_name("refused.yaml"))
 MOST_SLOTS = 72
 
 
@@ -48,29 +41,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model = "a recipe's folder, a folder or file with a config.json, or a name on the Hub; a recipe's .yaml is planned as it is"
     parser.add_argument("model", nargs="?", help=model)
     for title, flags in FLAGS.items():
-        group = parser.add_argument_group(title)
-        for flag, takes in flags.items():
-            kind: Any = TYPES.get(takes.get("type"))
-            if "least" in takes:
-                kind = numeric(flag, takes["least"], kind, takes.get("below", math.inf))
-            names = [f"--{flag}", *([takes["also"]] if "also" in takes else [])]
-            more = {key: value for key, value in takes.items() if key not in ("type", "least", "below", "also")}
-            if isinstance(more.get("choices"), str):
-                more["choices"] = TABLES[more["choices"]]
-            more |= {"type": kind} if kind else {}
-            group.add_argument(*names, **more)
+        add_flags(parser.add_argument_group(title), flags, METHODS=METHODS, OBJECTIVES=OBJECTIVES)
 
 
 def run(options: argparse.Namespace) -> int:
     """Plan a model or a recipe, calibrate, or refresh headers, as the flags say. Returns the exit code."""
     if options.calibration:
         if not options.calibrate and not options.calibration.is_file():
-            _refuse("calibration", f"there is no file {str(options.calibration)!r}", "--calibrate RUN ... makes one")
+            _refuse("no calibration", file=str(options.calibration))
         os.environ[calibration.VARIABLE] = str(options.calibration)
     if options.calibrate:
         return _calibrate(options.calibrate)
     if options.check and not options.headers:
-        _refuse("check", "it says how --headers works", "add --headers")
+        _refuse("check alone")
     if options.headers:
         return _headers(options.check)
     if not options.model:
@@ -79,8 +62,10 @@ def run(options: argparse.Namespace) -> int:
     return _recipe(options) if options.model.endswith((".yaml", ".yml")) else _choose(options)
 
 
-def _refuse(flag: str, problem: str, cure: str) -> NoReturn:
-    raise UserError(f"flag --{flag}", problem, cure)
+def _refuse(name: str, /, **facts: object) -> NoReturn:
+    """Raise the UserError of a row of refused.yaml, whose texts name these facts."""
+    row = REFUSED[name]
+    raise UserError(f"flag --{row['flag']}", row["problem"].format(**facts), row["cure"].format(**facts))
 
 
 def _calibrate(folders: list[Path]) -> int:
@@ -105,7 +90,8 @@ def _recipe(options: argparse.Namespace) -> int:
 
     for flag, takes in FLAGS["search"].items():
         if getattr(options, flag) not in (takes.get("default"), False):
-            _refuse(flag, f"{options.model} is estimated as it is", "leave it out, or name the model instead")
+            problem = f"{options.model} is estimated as it is"
+            raise UserError(f"flag --{flag}", problem, "leave it out, or name the model instead")
     hold_name(options.network, "flag --network")
     cluster = {name: getattr(options, name) for name in ("hostfile", "gpu", "sync_every") if getattr(options, name)}
     hosts = Cluster("", 1, 1, options.network, options.host_memory, options.nvme)
@@ -122,9 +108,7 @@ def _choose(options: argparse.Namespace) -> int:
     """Print the strategies side by side, and the one to take."""
 
     if options.sync_every:
-        _refuse(
-            "sync_every", "a recipe is planned with it, and no model", "write the recipe with --write, and plan that"
-        )
+        _refuse("sync_every")
     workload, cluster = asked(options)
     if options.write:  # what it refuses is refused before anything is printed
         write.rope_for(options.model, workload)
@@ -133,20 +117,15 @@ def _choose(options: argparse.Namespace) -> int:
     cluster, ranked, winner = found.cluster, found.ranked, found.winner
     if not ranked:
         names = " or ".join(choice.name for choice in workload.choices)
-        whys = dict.fromkeys(
-            filter(None, (search.impossible(workload, cluster, choice) for choice in workload.choices))
-        )
+        reasons = (search.impossible(workload, cluster, choice) for choice in workload.choices)
+        whys = dict.fromkeys(filter(None, reasons))
         if whys:
             cure = "name ddp, zero2_offload or zero3_offload_param; or give a --hostfile with more slots"
             if cluster.gpus > 1:
                 cure = f"name {' or '.join(dict.fromkeys(choice.undivided.key for choice in workload.choices))}"
                 cure += ", or leave --strategy out to see what fits"
-            _refuse("strategy", f"{names} cannot train {workload.shape.name} here: {'; '.join(whys)}", cure)
-        shape = (
-            f"{workload.shape.heads} attention heads, {workload.shape.layers} layers, {workload.shape.experts} experts"
-        )
-        problem = f"{names} cannot divide this model over {cluster.nodes} x {cluster.node_size} GPUs ({shape})"
-        _refuse("strategy", problem, "name another strategy, micro-batch or hostfile")
+            _refuse("cannot train", names=names, shape=workload.shape, whys="; ".join(whys), cure=cure)
+        _refuse("cannot divide", names=names, shape=workload.shape, cluster=cluster)
     device = ranked[0].estimate.gpu if ranked else None
     advice = [*advice, *averaging_advice.for_model(found)]
     advice += show.warnings(options.model, workload, device) if device else []
@@ -193,7 +172,7 @@ def _say_first(options: argparse.Namespace, found: goals.Answer, late: bool) -> 
     workload, winner = found.workload, found.winner
     assert winner
     wants_hours = options.tokens or options.price is not None or options.deadline
-    fits = "Fits, and is slow" if winner.slow else "Fits"
+    fits = "Fits, and is slow" if winner.estimate.slow else "Fits"
     fits += f", but is not sure to keep the deadline of {options.deadline:g} h" if late else ""
     takes = show.takes(winner, found.cluster, (options.tokens or goals.BILLION) if wants_hours else None, options.price)
     print(show.wrapped(f"{fits}: {takes}."))
@@ -219,32 +198,24 @@ def asked(options: argparse.Namespace) -> tuple[Workload, Cluster]:
 def _cluster(options: argparse.Namespace) -> Cluster:
     hold_name(options.network, "flag --network")
     if not options.gpu:
-        _refuse("gpu", "no kind of GPU is named", "for example --gpu 'H100 80GB'")
+        _refuse("no gpu")
     if re.match(r"\d+ ?[x*]", options.gpu, re.I) or re.search(r"[a-z0-9]x\d$", options.gpu, re.I):
-        _refuse("gpu", f"{options.gpu!r} says how many", "name the kind alone, and how many a host has in a --hostfile")
+        _refuse("how many", gpu=options.gpu)
     kinds = [kind.strip() for kind in re.split(r"[,+/&]| and ", options.gpu) if kind.strip()]
     if len(kinds) > 1:
         slowest = min(map(gpu, kinds), key=lambda one: one.bf16_tflops)
         least = min(map(gpu, kinds), key=lambda one: one.memory_gib)
-        cure = f"every rank waits for the slowest: plan all hosts as --gpu {slowest.kind!r}"
-        tight = least.memory_gib < 0.95 * slowest.memory_gib
-        cure += f", with sequences that fit {least.kind} too" if tight else ""
-        _refuse(
-            "gpu",
-            f"{options.gpu!r} are {len(kinds)} kinds, and a plan counts one",
-            f"{cure}, or each kind's hosts alone",
-        )
+        fits = least.memory_gib >= 0.95 * slowest.memory_gib
+        tight = "" if fits else f", with sequences that fit {least.kind} too"
+        _refuse("kinds", gpu=options.gpu, many=len(kinds), slowest=slowest.kind, tight=tight)
     hosts = {"this host": 1}
     if options.hostfile:
         hosts = read_hostfile(find(options.hostfile, "flag --hostfile", "hostfile"))
     if options.network and len(hosts) == 1:
-        _refuse(
-            "network", "nothing goes between hosts where there is one", "leave it out, or give a --hostfile of several"
-        )
+        _refuse("one host")
     slots = hosts.values()
     if max(slots) > MOST_SLOTS:
-        problem = f"{max(slots):,} GPUs in a host, and the largest systems have {MOST_SLOTS} (NVL72)"
-        _refuse("hostfile", problem, "correct its slots")
+        _refuse("many slots", slots=max(slots), most=MOST_SLOTS)
     more = {"link": options.network, "host_gib": options.host_memory, "nvme_gb": options.nvme}
     return Cluster.of(options.gpu, slots, **more)
 
@@ -260,7 +231,7 @@ def _check_with_images(options: argparse.Namespace) -> None:
     for flag, fact in facts.items():
         row = refusal(images=True, **fact)
         if row:
-            _refuse(flag, row["problem"], row["cure"])
+            raise UserError(f"flag --{flag}", row["problem"], row["cure"])
 
 
 def _workload(options: argparse.Namespace, cluster: Cluster) -> Workload:
@@ -271,14 +242,13 @@ def _workload(options: argparse.Namespace, cluster: Cluster) -> Workload:
     asked = _asked_of_images(options)
     if asked:
         if options.write:
-            _refuse("write", "a recipe of images is not written yet", "leave it out, or plan without images")
+            _refuse("recipe of images")
         _check_with_images(options)
         shape, images = described_with_images(config, place, name, asked, () if keys else (PROJECTOR,))
     else:
         shape = described(config, place, name)
     if options.objective == DISTILL:
-        cure = "name a recipe with its teacher instead of a model"
-        _refuse("objective", "what distillation takes depends on the teacher", cure)
+        _refuse("teacher")
     shape = shape.scoring if OBJECTIVES[options.objective].scores else shape
     micro = options.micro_batch or 1
     gpus = cluster.gpus
@@ -290,34 +260,28 @@ def _workload(options: argparse.Namespace, cluster: Cluster) -> Workload:
 
     if "load_in_4bit" in keys and shape.experts:
         share = shape.moe_layers * shape.experts * shape.expert / shape.parameters
-        problem = f"{method} would quantise little: bitsandbytes takes linear layers, and {share:.0%} of the weights are experts"
-        size = f"{2 * shape.parameters / GIB:,.0f} GiB in 16 bits"
-        whole = goals.answer(_workload(argparse.Namespace(**vars(options) | {"method": method[1:]}), cluster), cluster)
+        size, plain = 2 * shape.parameters / GIB, method[1:]
+        whole = goals.answer(_workload(argparse.Namespace(**vars(options) | {"method": plain}), cluster), cluster)
         fits = f"Fits: {show.takes(whole.winner, cluster)}" if whole.winner else show.nothing_fits(whole)
-        cure = f"use --method {method[1:]}, whose weights are {size}. {fits}"
-        _refuse("method", f"{problem}, which Transformers holds in 3D parameters", cure)
+        _refuse("experts in 4 bits", method=method, share=share, other=plain, size=size, fits=fits)
     positions = positions_of(config)
     if positions and options.max_length > positions and not (shape.family.rotary and stretches(config)):
-        problem = f"{options.max_length:,} tokens are more than the {positions:,} positions of {shape.name}"
-        _refuse("max_length", f"{problem}, which rope_parameters cannot stretch", f"give at most {positions}")
+        _refuse("positions", length=options.max_length, positions=positions, shape=shape)
     if options.lora_r and not keys:
-        _refuse("lora_r", "full fine-tuning has no adapters", "leave it out, or give --method lora")
+        _refuse("rank of nothing")
     if whole and not keys:
-        _refuse("lora_modules_to_save", "full fine-tuning trains them anyway", "leave it out, or give --method lora")
+        _refuse("whole anyway")
     other = [name for name in whole if name not in ENDS]
     if other:
-        _refuse("lora_modules_to_save", f"the formulas do not count {other[0]!r}", f"name {', '.join(ENDS)} or none")
+        _refuse("not counted", other=other[0], ends=", ".join(ENDS))
     if whole and shape.tied:
-        problem = f"{shape.name} ties its two ends: trained apart, they could not be saved as one"
-        _refuse("lora_modules_to_save", problem, "leave it out")
+        _refuse("tied", shape=shape)
     if options.micro_batch and batch % least and batch % gpus == 0:
-        problem = f"{batch} sequences do not divide over {gpus} GPUs in micro-batches of {micro}"
-        _refuse("micro_batch", problem, f"use --global_batch_size {-(-batch // least) * least}")
+        _refuse("undivided batch", batch=batch, gpus=gpus, micro=micro, near=-(-batch // least) * least)
     if options.lora_r and options.lora_r > shape.hidden:
-        problem = f"{options.lora_r:,} is more than the model's width of {shape.hidden:,}: no low rank"
-        _refuse("lora_r", problem, "give 8 to 256, or --method full")
+        _refuse("no low rank", rank=options.lora_r, shape=shape)
     if options.optim and options.optim not in optims:
-        _refuse("optim", f"unknown optimizer {options.optim!r}", did_you_mean(options.optim, optims))
+        _refuse("optimizer", name=options.optim, near=did_you_mean(options.optim, optims))
     rank = options.lora_r or Workload.rank
     return Workload(
         shape,

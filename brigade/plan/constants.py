@@ -1,73 +1,30 @@
-"""The numbers that formulas take from measurements, published runs and other programs; constants.yaml has their sources."""
+"""The numbers that formulas take from measurements, published runs and other programs, and what engines, losses and optimizers
+keep and send: constants.yaml and costs/conventions.yaml explain them and name their sources."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 from ..errors.tables import Document, Fields, table
 
 
-@dataclass(frozen=True)
 class Constants:
-    """The values of constants.yaml, whose rows say what each is, in which unit, from whom and since when."""
+    """The values of constants.yaml, whose rows say what each is, in which unit, from whom and since when: most are one number."""
 
-    matmul_share: float
-    stream_share: float
-    attention_share: float
     product_tile: tuple[int, int]
-    tile_fill: int
-    grouped_share: float
-    flash_half_length: Mapping[str, float]
-    exponential_width: Mapping[str, float]
-    efficient_attention: int
-    scan_exponential: int
-    scan_exponential_back: int
-    scan_chunk: int
     rule_chunk: int
     chunk_products: int
-    launch_seconds: float
-    adapter_launching: float
-    adam_bytes: int
-    muon_products: int
-    dequantise_bytes: float
-    cpu_adam_rate: float
-    pcie_5: int
-    nvme_rate: float
-    peer_share: float
-    peer_latency: float
-    call_latency: float
-    node_latency: float
-    ring_delay: float
-    line_share: float
-    fastest_card: int
-    contention: float
-    fragmentation: float
-    short: float
-    pools_at_most: int
-    pools_with_room: int
-    context_gib: float
-    collectives_gib: float
-    many_ranks: int
-    fused_loss_bytes: int
-    norm_back: int
-    nf4_bytes: float
-    nf4_cut_bytes: float
-    deepspeed_bucket: int
-    live: int
-    process_bytes: float
-    pinned: float
+    flash_half_length: Mapping[str, float]
+    exponential_width: Mapping[str, float]
     replica_width: Mapping[str, float]
     replica_kept: Mapping[str, float]
-    replica_buffers: int
-    replica_exchanges: float
-    replica_seconds: float
-    gloo_socket: float
-    tcp_hop: float
-    replica_overlap: int
-    replica_waits: float
-    replica_most: float
     replica_every: tuple[int, ...]
+
+    def __getattr__(self, name: str) -> float:
+        raise AttributeError(f"constants.yaml has no {name!r}")
 
 
 def _frozen(value: object) -> object:
@@ -76,6 +33,49 @@ def _frozen(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-ROWS: Mapping[str, Document] = MappingProxyType(table(Path(__file__).with_name("constants.yaml")))
-_VALUES: Fields = {name: _frozen(row["value"]) for name, row in ROWS.items()}
-CONSTANTS = Constants(**_VALUES)
+SOURCES: Mapping[str, Document] = MappingProxyType(table(Path(__file__).with_name("constants.yaml")))
+_VALUES: Fields = {name: _frozen(row["value"]) for name, row in SOURCES.items()}
+CONSTANTS: Constants = make_dataclass("Values", _VALUES, bases=(Constants,), frozen=True)(**_VALUES)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One of conventions.yaml's engines."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    held: bool = True
+    accumulated: float = 8.0
+    reduced: float = 4.0
+    gathered: float = 2.0
+    bucket: float = 0.0
+    hidden: float = 1.0
+    everywhere: bool = False
+    host_sharded: float = 1.0
+    host_rank: float = 0.0
+    host_norm: float = math.inf
+    collectives: int = 1
+    scatters_hidden: bool = True
+
+
+class Schedule(NamedTuple):
+    """One of conventions.yaml's orders of a pipeline's micro-batches."""
+
+    bubble: float
+    keeps_all: bool = False
+
+
+class Rows(NamedTuple):
+    """One of conventions.yaml's kinds of rows that an objective reads."""
+
+    samples: int
+    mismatched: int
+
+
+_ROWS = table(Path(__file__).parent / "costs/conventions.yaml")
+ENGINES = {name: Engine(**row) for name, row in _ROWS["engines"].items()}
+SCHEDULES = {name: Schedule(**row) for name, row in _ROWS["schedules"].items()}
+ROWS = {name: Rows(**row) for name, row in _ROWS["rows"].items()}
+LOGIT_BYTES: dict[str, float] = dict(_ROWS["logit_bytes"])
+DRIVERS: dict[str, float] = dict(_ROWS["drivers"])

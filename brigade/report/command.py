@@ -10,6 +10,8 @@ from typing import IO
 
 from ..errors import UserError
 from ..errors.console import counted
+from ..errors.flags import add_flags
+from ..errors.tables import table
 from ..train.run import events
 from . import facts
 from .records import read_records
@@ -19,11 +21,7 @@ TURN = 5.0  # seconds to wait for a page that is being written
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    add = parser.add_argument
-    add("directories", nargs="+", type=Path, metavar="OUTPUT", help="output directories of runs, going on or ended")
-    default = "OUTPUT/report.html; of several runs report.html here"
-    add("--html", type=Path, metavar="FILE", help=f"the page; its figures go to FILE_files/ (default: {default})")
-    add("--page_only", action="store_true", help="write only the page, no PNG and no CSV")
+    add_flags(parser, table(Path(__file__).with_suffix(".yaml")))
 
 
 def run(options: argparse.Namespace) -> int:

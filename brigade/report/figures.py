@@ -3,10 +3,12 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors.tables import table
 from ..train.distributed import timeline
 from ..train.recipe.objectives import DISTILL, SFT
 from ..train.run import events, typed
@@ -165,46 +167,12 @@ def _held_out(records: list[Record]) -> Figure:
     return _with(Figure("held-out-loss", "Held-out loss", unit, says), lines)
 
 
-# What some objectives log besides: key -> name of the figure's files, its title, and how to read it.
-PREFERENCES = {
-    "answer_score": (
-        "answer-score",
-        "Score of answers",
-        "How good the answers to held-out questions are by the recipe's answer_score: their mean.",
-    ),
-    "divergence": (
-        "divergence",
-        "Divergence from the teacher",
-        "How far the model's probabilities of the next token are from the teacher's: the mean over supervised tokens.",
-    ),
-    "rewards/accuracies": ("accuracy", "Accuracy", "The share of pairs whose better answer has the higher reward."),
-    "rewards/margins": (
-        "margin",
-        "Margin of rewards",
-        "The better answer's reward less the worse one's: the mean over pairs.",
-    ),
-    "rewards/chosen": (
-        "rewards-chosen",
-        "Reward of better answers",
-        "The mean over pairs, or over answers that are labelled good.",
-    ),
-    "rewards/rejected": (
-        "rewards-rejected",
-        "Reward of worse answers",
-        "The mean over pairs, or over answers that are labelled bad.",
-    ),
-    "logps/chosen": ("logps-chosen", "Log-probability of better answers", "The sum over an answer's tokens, in nats."),
-    "logps/rejected": (
-        "logps-rejected",
-        "Log-probability of worse answers",
-        "The sum over an answer's tokens, in nats.",
-    ),
-}
+PREFERENCES = table(Path(__file__).with_suffix(".yaml"))
 
 
 def _preferences(records: list[Record]) -> Iterator[Figure]:
     """Yield the figures of objectives that compare answers, in training and held out; none where no run has them."""
-    for key, (name, title, says) in PREFERENCES.items():
+    for key, about in PREFERENCES.items():
         lines = []
         for record in records:
             before = f"{record.name}: " if len(records) > 1 else ""
@@ -212,7 +180,7 @@ def _preferences(records: list[Record]) -> Iterator[Figure]:
                 _line(f"{before}training", record.steps, key),
                 _line(f"{before}held out", record.evaluations, key),
             ]
-        figure = _with(Figure(name, title, "", says), lines)
+        figure = _with(Figure(about["name"], about["title"], "", about["says"]), lines)
         if figure.lines:
             yield figure
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from ..errors.console import console
-from ..errors.numbers import numeric
+from ..errors.flags import add_flags
+from ..errors.tables import table
 from ..hosts import launches
 from ..hosts.connection import is_here
 from ..hosts.usage import heartbeats
@@ -33,28 +34,7 @@ PATIENCE = 20.0  # seconds that a single look waits for hosts
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    add = parser.add_argument
-    add(
-        "directory",
-        nargs="?",
-        type=Path,
-        metavar="OUTPUT",
-        help="a run's output directory (default: the newest in outputs/)",
-    )
-    add("--hostfile", metavar="FILE", help="hosts to ask (default: those of the run that a launch of yours went to)")
-    add(
-        "--ask_all",
-        action="store_true",
-        help="ask, by ssh, every host that the run's files name: whoever wrote them chose it",
-    )
-    add(
-        "--every",
-        type=numeric("every", 0.2, float),
-        default=2.0,
-        metavar="SECONDS",
-        help="between two looks (default: 2)",
-    )
-    add("--once", action="store_true", help="print one table and end, as it does where there is no terminal")
+    add_flags(parser, table(Path(__file__).with_suffix(".yaml")))
 
 
 def run(options: argparse.Namespace) -> int:

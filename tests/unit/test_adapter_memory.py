@@ -5,8 +5,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from brigade.plan.costs.adapters import adapter_bytes
 from brigade.plan.costs.job import Job
+from brigade.plan.costs.layer import adapter_bytes
 from brigade.plan.shape.from_config import shape_of
 from brigade.plan.shape.lora import linears, targets_of, trained_parameters
 

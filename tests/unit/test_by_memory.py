@@ -9,7 +9,7 @@ from transformers import AutoConfig
 
 from brigade.offers import offers
 from brigade.plan import hardware
-from brigade.plan.choice import fit
+from brigade.plan.choice import job_of_recipe
 from brigade.plan.choice.job_of_recipe import job_of
 from brigade.plan.choice.job_of_run import job_of_run
 from brigade.plan.costs.estimate import estimate
@@ -67,7 +67,7 @@ def each_way(recipe, batch, device):
         for tiles in (None, True):
             changed = {"activation_checkpointing": again, "tiled_loss": tiles}
             training = recipe.training.model_copy(update=changed)
-            for tried in fit.automatic(batch, SINGLE):
+            for tried in job_of_recipe.automatic(batch, SINGLE):
                 if recipe.training.per_device_train_batch_size in ("auto", tried.micro):
                     job = job_of_run(
                         recipe.model_copy(update={"training": training}), SINGLE, tried, 1, 1, CONFIG, device.kind
@@ -82,8 +82,8 @@ def test_the_fastest_is_taken_whose_upper_end_fits(load, gib, again, micro):
     settings, device = of(load, per_device_train_batch_size=micro), hardware.gpu("H100 80GB")
     device = replace(device, memory_gib=gib)
     batch = batch_arithmetic(settings.recipe.training, 1, "")
-    values, why = fit.fastest_fit(
-        settings.recipe, settings.by_memory, SINGLE, batch, fit.counting(SINGLE, 1, 1, CONFIG, device, "")
+    values, why = job_of_recipe.fastest_fit(
+        settings.recipe, settings.by_memory, SINGLE, batch, job_of_recipe.counting(SINGLE, 1, 1, CONFIG, device, "")
     )
     every = each_way(settings.recipe, batch, device)
     fitting = {way: result for way, result in every.items() if result.fits and result.spare_gib >= 0.05 * gib}
@@ -92,7 +92,7 @@ def test_the_fastest_is_taken_whose_upper_end_fits(load, gib, again, micro):
         return
     soonest = min(result.time.total for result in fitting.values())
     mine = [result.time.total for way, result in fitting.items() if way[:2] == tuple(values.values())]
-    assert min(mine) <= fit.NEAR * soonest and why.startswith("the planner's: ")
+    assert min(mine) <= job_of_recipe.NEAR * soonest and why.startswith("the planner's: ")
     if micro != 2:
         assert values["activation_checkpointing"] is again
 

@@ -9,7 +9,7 @@ import torch
 from brigade.plan import hardware
 from brigade.plan.choice import job_of_run
 from brigade.plan.costs.job import Job, Replicas
-from brigade.plan.runs import compare_with_plan, prediction
+from brigade.plan.runs import prediction
 from brigade.plan.shape.find import named_shape
 from brigade.train.data.collate import About
 from brigade.train.distributed import ranks
@@ -69,8 +69,8 @@ def test_memory_of_training_is_not_that_of_loading_and_evaluating(card):
 def test_ten_steps_of_which_six_are_timed_pauses_left_out(card, clock, monkeypatch):
     meter, told = meters.Meter(1000, 2, 8), []
     run = SimpleNamespace(world=SimpleNamespace(is_main_rank=True))
-    callback = compare_with_plan.CompareWithPlan(run, meter, None, 0)
-    monkeypatch.setattr(compare_with_plan, "compare", lambda run, config, trained, seen: told.append(seen))
+    callback = prediction.CompareWithPlan(run, meter, None, 0)
+    monkeypatch.setattr(prediction, "compare", lambda run, config, trained, seen: told.append(seen))
     other = {"seconds": 3.5, "allocated": 1.0, "largest": 400}
     monkeypatch.setattr(ranks, "gather", lambda row: [row, row | other] if isinstance(row, dict) else [row])
     for step in range(1, 14):
@@ -96,10 +96,8 @@ def test_ten_steps_of_which_six_are_timed_pauses_left_out(card, clock, monkeypat
 
 def test_six_steps_of_two_seconds_are_two_seconds(clock, monkeypatch):
     meter, told = meters.Meter(1000, 2, 8), []
-    callback = compare_with_plan.CompareWithPlan(
-        SimpleNamespace(world=SimpleNamespace(is_main_rank=True)), meter, None, 0
-    )
-    monkeypatch.setattr(compare_with_plan, "compare", lambda run, config, trained, seen: told.append(seen))
+    callback = prediction.CompareWithPlan(SimpleNamespace(world=SimpleNamespace(is_main_rank=True)), meter, None, 0)
+    monkeypatch.setattr(prediction, "compare", lambda run, config, trained, seen: told.append(seen))
     for step in range(1, 11):
         meter.start()
         meter.count([about(100)], 0.0)

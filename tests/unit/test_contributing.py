@@ -33,8 +33,8 @@ def test_an_objective_is_compared_with_its_formula_with_trl_and_under_each_strat
     assert forms <= tried | {FORMS[form].get("loss_type") for form in tried}, "testing/preferences.py: FORMS"
     assert forms & preference_parity.OBJECTIVES.keys(), "benchmarks/preference_parity.py: OBJECTIVES"
     assert name in {run.keys["objective"] for run in preferences.RUNS.values()}, "benchmarks/preferences.py: RUNS"
-    assert name in read_yaml(REPOSITORY / "brigade/plan/output/preferences.yaml")["rates"], (
-        "brigade/plan/output/preferences.yaml"
+    assert name in read_yaml(REPOSITORY / "brigade/plan/output/first_run.yaml")["rates"], (
+        "brigade/plan/output/first_run.yaml"
     )
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from benchmarks.published import table
 from benchmarks.published.rows import job_of_row
 from brigade.errors import UserError
+from brigade.plan.costs.division import first_stage_states
 from brigade.plan.costs.estimate import estimate
-from brigade.plan.costs.states import first_stage_states
 from testing.published_row import ROW
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data"

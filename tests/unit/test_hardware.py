@@ -9,7 +9,6 @@ import yaml
 
 from brigade.__main__ import main
 from brigade.plan import hardware
-from brigade.plan.choice import job_record
 from brigade.plan.choice.search import candidates
 from brigade.plan.choice.workload import Cluster, Workload
 from brigade.plan.costs.estimate import estimate
@@ -117,7 +116,7 @@ def test_a_gpu_in_the_hosts_memory_has_nowhere_to_offload_to():
     spark = gpu("DGX Spark")
     assert spark.integrated
     shape = named_shape(str(REPOSITORY / "recipes" / "qwen3-8b"))
-    found = {each.label for each in candidates(Workload(shape), Cluster("DGX Spark", 1, 1))}
+    found = {each.choice.name for each in candidates(Workload(shape), Cluster("DGX Spark", 1, 1))}
     assert found and not any("offload" in name or "NVMe" in name for name in found)
 
 
@@ -174,7 +173,7 @@ def ran(tmp_path):
     """ran("one", job, seconds): the directory of a run that measured so many seconds per step."""
 
     def write(name, job, seconds, **more):
-        told = {"measured": {"step_time": seconds}, "job": job_record.record(job) | more}
+        told = {"measured": {"step_time": seconds}, "job": calibrate.record(job) | more}
         path = tmp_path / "runs" / name / "run.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(yaml.safe_dump({"run": {"prediction": told}}))
@@ -316,15 +315,6 @@ def test_a_run_that_measured_nothing(file, ran, mistake, tmp_path):
     assert "step_time" in mistake(calibrate.calibrate, [ran("nan", INSIDE, float("nan"))], file)
     assert "run.prediction.job" in mistake(calibrate.calibrate, [ran("odd", INSIDE, 1.0, speed=3)], file)
     assert not file.exists()
-
-
-def test_a_run_of_before_the_key_had_its_name_is_read(file, ran):
-    """run.yaml said `promise` for `prediction`, and its job had fields that a job of train.py never set otherwise."""
-    folder = ran("old", INSIDE, 2 * seconds(INSIDE), ours=True, sequence_parallel=False)
-    path = folder / "run.yaml"
-    path.write_text(path.read_text().replace("prediction:", "promise:"))
-    calibrate.calibrate([folder], file)
-    assert entry(file)["factor"] == pytest.approx(0.5, rel=1e-3)
 
 
 # ---- the command -------------------------------------------------------------------------------------------------

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from brigade.plan.choice.fit import counting, largest_fit
+from brigade.plan.choice.job_of_recipe import counting, largest_fit
 from brigade.plan.choice.job_of_run import NotCovered, job_of_run
-from brigade.plan.choice.job_record import record
 from brigade.plan.hardware import gpu
+from brigade.plan.runs.calibrate import record
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
 from brigade.train.strategy import Strategy

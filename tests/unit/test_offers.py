@@ -21,7 +21,7 @@ def test_what_one_host_lacks_no_host_takes(monkeypatch, capsys):
 
 
 def test_a_planner_that_is_broken_ends_no_run(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "brigade.plan.runs", None)
-    monkeypatch.delattr("brigade.plan.runs", raising=False)
+    monkeypatch.setitem(sys.modules, "brigade.plan.runs.offered", None)
+    monkeypatch.delattr("brigade.plan.runs.offered", raising=False)
     assert offers(WORLD).callbacks(None, None, None, 0) == []
     assert "here: this run goes on without the planner: " in capsys.readouterr().out

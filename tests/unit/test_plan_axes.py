@@ -13,13 +13,12 @@ import yaml
 from benchmarks import choosing
 from brigade.__main__ import main
 from brigade.lint.linter import lint
-from brigade.plan.choice import strategies
+from brigade.plan.choice import workload
 from brigade.plan.choice.explain import reason
 from brigade.plan.choice.job_of_recipe import load_plan
 from brigade.plan.choice.job_of_run import divisible
 from brigade.plan.choice.search import candidates, chosen, divisions
-from brigade.plan.choice.strategies import CHOICES
-from brigade.plan.choice.workload import Cluster, Workload
+from brigade.plan.choice.workload import CHOICES, Cluster, Workload
 from brigade.plan.costs.memory import GIB
 from brigade.plan.output import strategy_file
 from brigade.plan.output.answer import speed_of
@@ -39,7 +38,7 @@ def every_axis(monkeypatch):
     def known(**facts):
         return refusal(**{key: value for key, value in facts.items() if key not in NAMES})
 
-    monkeypatch.setattr(strategies, "refusal", known)
+    monkeypatch.setattr(workload, "refusal", known)
 
 
 def plan_for(model, cluster, **changes):
@@ -152,10 +151,8 @@ def test_a_written_plan_has_a_file_for_its_axes(
     model, cluster, network, strategy, file, says, tmp_path, monkeypatch, capsys, prints, every_axis
 ):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("brigade.train.strategy.refusal", strategies.refusal)
-    monkeypatch.setattr(
-        strategy_file, "_place", lambda ours, name, folder, belongs: folder / name
-    )  # whatever is shipped
+    monkeypatch.setattr("brigade.train.strategy.refusal", workload.refusal)
+    monkeypatch.setattr(strategy_file, "_place", lambda kind, name, folder: folder / name)  # whatever is shipped
     words = ["plan", model, "--gpu", "H100", "--hostfile", f"hostfiles/{cluster}", "--strategy", strategy]
     words += ["--network", network] if network else []
     said = prints(0, *words, "--write", str(tmp_path))
@@ -176,10 +173,10 @@ def test_a_file_that_is_shipped_is_taken_and_recipes_of_ours_share_theirs(tmp_pa
     for folder in ("recipes/mine", "ds_configs", "elsewhere"):
         (tmp_path / folder).mkdir(parents=True)
     place = partial(strategy_file._place, "ds_configs", "zero1_pp4.json")
-    assert place(tmp_path / "elsewhere", False) == tmp_path / "elsewhere" / "zero1_pp4.json"
-    assert place(tmp_path / "recipes" / "mine", True) == tmp_path / "ds_configs" / "zero1_pp4.json"
+    assert place(tmp_path / "elsewhere") == tmp_path / "elsewhere" / "zero1_pp4.json"
+    assert place(tmp_path / "recipes" / "mine") == tmp_path / "ds_configs" / "zero1_pp4.json"
     (tmp_path / "ds_configs" / "zero1_pp4.json").write_text("{}")
-    assert place(tmp_path / "elsewhere", False) == tmp_path / "ds_configs" / "zero1_pp4.json"
+    assert place(tmp_path / "elsewhere") == tmp_path / "ds_configs" / "zero1_pp4.json"
 
 
 @pytest.mark.slow
@@ -206,6 +203,6 @@ def test_the_page_says_why_where_it_chooses_the_slower_one():
 
 def test_what_train_py_does_not_run_is_named_as_such(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(strategies, "refusal", lambda **facts: {} if facts.get("tensor") else None)
+    monkeypatch.setattr(workload, "refusal", lambda **facts: {} if facts.get("tensor") else None)
     assert main(["plan", "qwen3-8b", "--gpu", "H100", "--strategy", "tp_zero1"]) == 2
     assert "train.py does not run TP x ZeRO-1" in capsys.readouterr().err

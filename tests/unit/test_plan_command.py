@@ -13,10 +13,9 @@ import yaml
 
 from brigade.plan.choice.goals import own_tokens
 from brigade.plan.choice.job_of_recipe import load_plan
-from brigade.plan.choice.strategies import CHOICES, named, runs
-from brigade.plan.choice.workload import Cluster
+from brigade.plan.choice.workload import CHOICES, Cluster, named, runs
 from brigade.plan.output.answer import speed_of
-from brigade.plan.output.header import header
+from brigade.plan.output.show_recipe import header
 from brigade.train.recipe import flags
 from brigade.train.recipe.files import REPOSITORY
 from brigade.train.recipe.method import METHODS, method_of
@@ -74,6 +73,11 @@ pytestmark = pytest.mark.usefixtures("in_the_repository")
 def test_a_mistake_is_named_with_its_cure(plan, words, said):
     code, text = plan(*words)
     assert code == 2 and said in text and "cure:" in text
+
+
+def test_every_refusal_has_its_row():
+    asked = re.findall(r'_refuse\("(.*?)"', (ROOT / "brigade/plan/command.py").read_text())
+    assert {*asked} == yaml.safe_load((ROOT / "brigade/plan/refused.yaml").read_text()).keys()
 
 
 def test_a_host_of_more_gpus_than_any_has_is_a_mistake(plan, tmp_path):

@@ -8,16 +8,15 @@ import pytest
 import torch
 import yaml
 
-from brigade.plan.choice.images import NOT_ASKED, Asked, described_with_images
 from brigade.plan.choice.job_of_run import NotCovered, check_texts, job_of_run
-from brigade.plan.choice.job_record import job_of_record, record
 from brigade.plan.constants import CONSTANTS
 from brigade.plan.costs.activations import layer_bytes, tower_bytes, tower_layer_bytes
+from brigade.plan.costs.division import first_stage_states, stages
 from brigade.plan.costs.estimate import estimate
+from brigade.plan.costs.images import NOT_ASKED, Asked, described_with_images
 from brigade.plan.costs.job import PROJECTOR, VISION_TOWER, Job, Replicas
-from brigade.plan.costs.stages import stages
-from brigade.plan.costs.states import first_stage_states
 from brigade.plan.costs.step_time import step_time
+from brigade.plan.runs.calibrate import job_of_record, record
 from brigade.plan.shape.built import build
 from brigade.plan.shape.find import named_config
 from brigade.plan.shape.tower import towers

@@ -9,15 +9,16 @@ import pytest
 import yaml
 
 from brigade.plan.choice.job_of_run import job_of_run
-from brigade.plan.choice.job_record import job_of_record, record
+from brigade.plan.choice.workload import usual_comparison
 from brigade.plan.costs.activations import logit_bytes
 from brigade.plan.costs.comparing import looks_before_training, looks_of_a_step, reference_job, reference_weights
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.host_memory import host
-from brigade.plan.costs.job import Comparison, Job, usual_comparison
+from brigade.plan.costs.job import Comparison, Job
 from brigade.plan.costs.memory import moments
 from brigade.plan.costs.step_time import forward_seconds, head_seconds, step_time
 from brigade.plan.hardware import gpu
+from brigade.plan.runs.calibrate import job_of_record, record
 from brigade.plan.shape.find import named_shape
 from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic

@@ -12,13 +12,13 @@ import torch
 import yaml
 
 from brigade.plan.choice.job_of_recipe import job_of
-from brigade.plan.choice.job_record import job_of_record, record
 from brigade.plan.constants import CONSTANTS
-from brigade.plan.costs.averaging import held, round_seconds, sent, synchronising
+from brigade.plan.costs.communication import held, round_seconds, sent, synchronising
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.host_memory import host
 from brigade.plan.costs.job import Job, Replicas
 from brigade.plan.hardware import gpu
+from brigade.plan.runs.calibrate import job_of_record, record
 from brigade.plan.shape.find import named_shape
 from brigade.train.local import peers
 from brigade.train.local.local_steps import OVERLAP

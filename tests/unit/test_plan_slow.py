@@ -14,8 +14,7 @@ from brigade.plan.choice import explain
 from brigade.plan.choice.goals import answer, pick
 from brigade.plan.choice.job_of_recipe import load_plan
 from brigade.plan.choice.search import candidates, chosen
-from brigade.plan.choice.strategies import CHOICES
-from brigade.plan.choice.workload import Candidate, Cluster, Workload
+from brigade.plan.choice.workload import CHOICES, Candidate, Cluster, Workload
 from brigade.plan.shape.find import named_shape
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
@@ -93,7 +92,7 @@ def test_what_mostly_computes_is_not_slow_whatever_it_waits_for():
     workload = Workload(named_shape("llama-3.1-8b"), length=2048)
     for cluster in (Cluster("RTX 4090", 1, 1, host_gib=256), Cluster("L40S", 1, 1)):
         winner = chosen(candidates(workload, cluster))
-        assert winner and winner.choice.offload and not winner.slow
+        assert winner and winner.choice.offload and not winner.estimate.slow
 
 
 # ---- axes of which few runs are published ------------------------------------------------------------------------

@@ -15,8 +15,7 @@ from brigade.lint.linter import lint
 from brigade.plan.choice.explain import reason, smallest_change
 from brigade.plan.choice.job_of_recipe import job_of, load_plan, published_model
 from brigade.plan.choice.search import candidates, chosen, fastest
-from brigade.plan.choice.strategies import CHOICES
-from brigade.plan.choice.workload import Cluster, Workload
+from brigade.plan.choice.workload import CHOICES, Cluster, Workload
 from brigade.plan.output.answer import known
 from brigade.plan.output.write import strategy_keys
 from brigade.plan.shape.find import named_shape

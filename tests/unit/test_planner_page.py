@@ -12,7 +12,7 @@ import yaml
 from benchmarks import ablations, baseline, pages, planner, planner_intervals, planner_rows, strangers, varying
 from benchmarks.published import formulas, table
 from brigade.plan import constants, hardware
-from brigade.plan.costs.conventions import ENGINES
+from brigade.plan.constants import ENGINES
 from brigade.train.recipe.files import REPOSITORY
 from testing.published_row import ROW
 
@@ -38,13 +38,15 @@ def test_a_fitted_share_is_written_where_it_stands(monkeypatch, tmp_path):
 def test_every_constant_has_its_unit_its_source_and_its_date():
     tables = [table.read(planner_rows.DATA / f"{name}.csv") for name in planner_rows.TABLES]
     rows = {row[of] for rows in tables for row in rows for of in ("id", "set")}
-    for name, constant in constants.ROWS.items():
+    for name, constant in constants.SOURCES.items():
         assert set(constant) - {"fitted"} == {"value", "unit", "source", "date"}, name
         assert isinstance(constant["date"], datetime.date) and constant["source"] and constant["unit"], name
         named = constant.get("fitted", "").split(", ")
         files = (planner_rows.DATA, REPOSITORY)
         known = [one in rows or any((folder / one).is_file() for folder in files) for one in named if one]
         assert all(known), f"{name}: {named}"
+    read = re.findall(r"CONSTANTS\.(\w+)", "".join(path.read_text() for path in (REPOSITORY / "brigade").rglob("*.py")))
+    assert {*read} == {*constants.SOURCES}  # a name that is no row's, and a row that no formula reads
     with pytest.raises(FrozenInstanceError):
         constants.CONSTANTS.contention = 0.0
     with pytest.raises(TypeError):

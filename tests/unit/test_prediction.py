@@ -9,11 +9,11 @@ from transformers import AutoConfig
 
 from brigade.offers import offers
 from brigade.plan import hardware
-from brigade.plan.choice import fit, job_of_run, job_record
-from brigade.plan.costs.conventions import ENGINES
+from brigade.plan.choice import job_of_recipe, job_of_run
+from brigade.plan.constants import ENGINES
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.job import EAGER, FUSED
-from brigade.plan.runs import prediction
+from brigade.plan.runs import calibrate, prediction
 from brigade.plan.shape.find import described
 from brigade.plan.shape.from_code import MeasuredShape
 from brigade.plan.shape.lora import lora_parameters
@@ -192,7 +192,9 @@ def test_it_fits_and_the_next_does_not(load):
     """8B with LoRA on one card of 80 GB: more than one sequence, fewer than eight."""
     recipe = load(training=HALF, model={"use_peft": True}, data={"max_length": 4096}).recipe
     batch, device = batch_arithmetic(recipe.training, 1, ""), hardware.gpu("H100 80GB")
-    micro, why = fit.largest_fit(recipe, SINGLE, batch, fit.counting(SINGLE, 1, 1, CONFIG, device, ""))
+    micro, why = job_of_recipe.largest_fit(
+        recipe, SINGLE, batch, job_of_recipe.counting(SINGLE, 1, 1, CONFIG, device, "")
+    )
     safe = {
         m: estimate(
             job_of_run.job_of_run(
@@ -241,21 +243,21 @@ def test_nor_does_an_unknown_architecture(load):
 ])  # fmt: skip
 def test_a_job_survives_run_yaml(job, changes):
     made = prediction.as_seen(job(**changes), tokens=4000.0, attended=812.5, labelled=0.4)
-    assert job_record.job_of_record(yaml.safe_load(yaml.safe_dump(job_record.record(made))), "here") == made
+    assert calibrate.job_of_record(yaml.safe_load(yaml.safe_dump(calibrate.record(made))), "here") == made
 
 
 def test_a_job_of_a_model_that_was_counted_in_its_code_survives_run_yaml(job):
     counted = {"parameters": 50_000, "embedding": 6_400, "head": 6_400, "dense_layer": 18_000, "adapted": 500}
     made = replace(job(), shape=MeasuredShape("olmo", 2, 64, 128, 4, 4, 16, 100, **counted))
-    again = job_record.job_of_record(yaml.safe_load(yaml.safe_dump(job_record.record(made))), "here")
+    again = calibrate.job_of_record(yaml.safe_load(yaml.safe_dump(calibrate.record(made))), "here")
     assert again == made and again.shape.parameters == 50_000
 
 
 def test_a_record_of_another_version(mistake):
     assert "run.yaml: run.prediction.job" in mistake(
-        job_record.job_of_record, {"shape": {"speed": 3}}, "run.yaml: run.prediction.job"
+        calibrate.job_of_record, {"shape": {"speed": 3}}, "run.yaml: run.prediction.job"
     )
-    assert "no configuration" in mistake(job_record.job_of_record, ["shape"], "run.yaml: run.prediction.job")
+    assert "no configuration" in mistake(calibrate.job_of_record, ["shape"], "run.yaml: run.prediction.job")
 
 
 # ---- what is told ------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from brigade.plan import command as plan_command
 from brigade.plan.choice.job_of_recipe import load_plan, published_models
 from brigade.plan.choice.search import candidates, chosen
 from brigade.plan.hardware import calibration
-from brigade.plan.output.show_recipe import CONFIGS
+from brigade.plan.output.objective import WORDS
 from brigade.plan.output.write import recipe_plans, refresh
 from brigade.plan.shape.find import named_config, named_shape
 from brigade.plan.shape.tower import described_with_tower, towers
@@ -258,7 +258,7 @@ def test_parameters_are_the_published_number(folder):
     assert counted == pytest.approx(source.parameters, rel=1e-3) or (
         source.beside and 0.9 * source.parameters < counted < source.parameters
     )
-    assert source.config in CONFIGS and source.published in ("keras", "kvfit", "gptqmodel", "hub", "notes")
+    assert source.config in WORDS["config"] and source.published in ("keras", "kvfit", "gptqmodel", "hub", "notes")
     assert source.revision
 
 

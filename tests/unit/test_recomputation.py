@@ -8,12 +8,13 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from brigade.errors import UserError
-from brigade.plan.choice import job_of_run, job_record
+from brigade.plan.choice import job_of_run
 from brigade.plan.costs.activations import activation_bytes, input_bytes, selectively_kept
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.host_memory import host
 from brigade.plan.costs.job import Job
 from brigade.plan.output.show import recomputes
+from brigade.plan.runs import calibrate
 from brigade.plan.shape.find import described
 from brigade.train.engines import recomputing
 from brigade.train.recipe.batch import Batch
@@ -147,7 +148,7 @@ def test_the_planner_counts_every_second_layer(job):
     none, every, full = (job(value) for value in (False, {"every_n": 2}, True))
     kept = [activation_bytes(each)[0] for each in (none, every, full)]
     assert kept[1] == pytest.approx((kept[0] + kept[2]) / 2)
-    assert recomputes(every) == "1 layer of 2" and job_record.job_of_record(job_record.record(every), "a test") == every
+    assert recomputes(every) == "1 layer of 2" and calibrate.job_of_record(calibrate.record(every), "a test") == every
 
 
 def test_the_planner_counts_offloaded_inputs(job):

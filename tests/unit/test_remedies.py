@@ -9,7 +9,7 @@ import torch
 import yaml
 from transformers import AutoConfig
 
-from brigade.plan import hardware, runs
+from brigade.plan import hardware
 from brigade.plan.choice.job_of_run import NotCovered
 from brigade.plan.runs import prediction, remedies
 from brigade.train.checkpoint import manifest, resume
@@ -232,7 +232,7 @@ def told(run_of, claimed, monkeypatch, in_the_repository):
         claimed(500)(run)
         own = remedies._estimated(run, config, hardware.gpu_of_device(H100))
         changes = [each for of_kind in remedies._changes(run, config, own).values() for each in of_kind]
-        named = [each for each in changes if remedies._is_allowed(run, config, own, each)]
+        named = [each for each in changes if remedies._following(run, config, own, each)]
         tried = (remedies._way(run, config, own, (each,)) for each in named)
         return run, config, [remedies._in_words(run, way, 1.0) for way in tried if way]
 
@@ -286,7 +286,7 @@ def test_what_cannot_be_loaded_is_refused_before_it_is_loaded(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, gpu_gib * GIB))
     monkeypatch.setattr(prediction.control_groups, "memory", lambda: host_gib * GIB)
     run = run_of(ranks, words, **cluster)
-    fails = runs.fails_to_load(run, SimpleNamespace(to_dict=lambda: config, _attn_implementation=None))
+    fails = prediction.fails_to_load(run, SimpleNamespace(to_dict=lambda: config, _attn_implementation=None))
     assert bool(fails) == bool(refused) and re.search(refused or "", fails[0] if fails else "")
     said = capsys.readouterr().err
     assert bool(said) == bool(warned) and re.search(warned or "", said)
@@ -302,5 +302,5 @@ def test_a_planner_that_cannot_count_what_loads_says_so(error, says, run_of, mon
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(prediction, "planned_job", planned_job)
-    assert runs.fails_to_load(run_of(8), None) is None
+    assert prediction.fails_to_load(run_of(8), None) is None
     assert f"memory while the model loads was not checked: {says}\n" == capsys.readouterr().out

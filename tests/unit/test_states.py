@@ -13,9 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks import pages, states, states_axes
 from benchmarks.parity_cases import NAMES, sizes_of
+from brigade.plan.costs.division import stage_states, stages
 from brigade.plan.costs.job import Job, axis_fields
-from brigade.plan.costs.stages import stages
-from brigade.plan.costs.states import stage_states
 from brigade.plan.shape.from_config import shape_of
 from brigade.plan.shape.lora import ALL, trained_parameters
 from brigade.train.step.rehearse import PARTS, STEPS, _judge

@@ -16,8 +16,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from brigade.errors import UserError
-from brigade.plan.choice.images import Asked, described_with_images
 from brigade.plan.choice.job_of_recipe import published_models
+from brigade.plan.costs.images import Asked, described_with_images
 from brigade.plan.shape.built import build
 from brigade.plan.shape.find import described, named_config
 from brigade.plan.shape.image_tokens import image_of
@@ -43,7 +43,7 @@ def test_parameters_are_the_model_s(kind):
     sees = [name for name in sizes if name.startswith(f"{row['tower']}.") and name not in projects]
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert tower.projector == sum(sizes[name] for name in projects) > 0
-    assert tower.parameters == sum(sizes[name] for name in sees) > tower.in_layers > 0
+    assert tower.parameters == sum(sizes[name] for name in sees) > tower.shape.layers * tower.shape.dense_layer > 0
     assert shape.other == tower.parameters + tower.projector
     language = ("model.language_model.", "model.text_model.", "lm_head.", "language_model.")
     assert not [name for name in sizes if name not in {*sees, *projects} and not name.startswith(language)]

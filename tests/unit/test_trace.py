@@ -12,12 +12,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.integrations import moe
 
 from brigade.errors import UserError
-from brigade.plan.choice import job_record
 from brigade.plan.choice.search import undivided
 from brigade.plan.costs.activations import activation_bytes, logit_bytes
 from brigade.plan.costs.job import FUSED, Job
 from brigade.plan.costs.step_time import layer_seconds
 from brigade.plan.hardware import gpu
+from brigade.plan.runs import calibrate
 from brigade.plan.shape.built import build
 from brigade.plan.shape.find import described
 from brigade.plan.shape.from_code import shape_from_model
@@ -188,7 +188,7 @@ def test_another_config_or_version_is_read_again(digests, monkeypatch):
     assert files() == 1
     shape_from_model(config(intermediate_size=384))
     assert files() == 2
-    monkeypatch.setattr("brigade.plan.shape.remembered.version", lambda package: "0")
+    monkeypatch.setattr("brigade.plan.shape.built.version", lambda package: "0")
     shape_from_model(config())
     assert files() == 3
 
@@ -274,4 +274,4 @@ def test_layers_of_different_sizes_are_counted_by_kind(mistake):
         assert "layers of different sizes" in mistake(Job, shape, 1000, **{axis: 2})
     assert all(undivided(shape, axis) for axis in ("tensor", "sequence", "stages"))
     job = Job(shape, 1000)
-    assert job_record.job_of_record(yaml.safe_load(yaml.safe_dump(job_record.record(job))), "run.yaml") == job
+    assert calibrate.job_of_record(yaml.safe_load(yaml.safe_dump(calibrate.record(job))), "run.yaml") == job

@@ -7,13 +7,14 @@ import torch
 import yaml
 from peft import LoraConfig, get_peft_model
 
-from brigade.plan.choice import job_of_run, job_record
+from brigade.plan.choice import job_of_run
 from brigade.plan.choice.search import undivided
 from brigade.plan.costs.activations import activation_bytes, logit_bytes
 from brigade.plan.costs.job import Job
 from brigade.plan.costs.layer import layer_ops
 from brigade.plan.costs.step_time import layer_seconds
 from brigade.plan.hardware import gpu
+from brigade.plan.runs import calibrate
 from brigade.plan.shape.built import build, decoder_layers
 from brigade.plan.shape.find import described
 from brigade.plan.shape.lora import all_linears, lora_parameters
@@ -266,8 +267,8 @@ def test_a_hybrids_job_is_kept_with_its_run_and_needs_the_kernels_it_is_counted_
     """run.yaml has it as plain values; and a host without the packages has no figure, instead of a wrong one."""
     shape = described(config("qwen3_5_text", **HYBRIDS["qwen3_5_text"] | {"num_hidden_layers": 4}), "x")
     job = Job(shape, 1000)
-    kept = yaml.safe_load(yaml.safe_dump(job_record.record(job)))
-    assert job_record.job_of_record(kept, "run.yaml") == job
+    kept = yaml.safe_load(yaml.safe_dump(calibrate.record(job)))
+    assert calibrate.job_of_record(kept, "run.yaml") == job
     with pytest.raises(job_of_run.NotCovered, match="flash-linear-attention and causal-conv1d, which this host lacks"):
         job_of_run.check_kernels(shape)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
@@ -278,7 +279,7 @@ def test_a_hybrids_job_is_kept_with_its_run_and_needs_the_kernels_it_is_counted_
 def test_jobs_of_other_hybrids_are_kept_too(family):
     parts = APART | {"layers_block_type": PATTERNS["both"]} if family == "nemotron_h" else SPACE | {"mamba_d_ssm": 256}
     job = Job(described(config(family, **{"num_hidden_layers": 4} | HYBRIDS.get(family, parts)), "x"), 1000)
-    assert job_record.job_of_record(yaml.safe_load(yaml.safe_dump(job_record.record(job))), "run.yaml") == job
+    assert calibrate.job_of_record(yaml.safe_load(yaml.safe_dump(calibrate.record(job))), "run.yaml") == job
 
 
 def test_torchs_own_recurrence_keeps_more_than_its_kernel(monkeypatch):

@@ -7,11 +7,11 @@ from ...errors import UserError
 from ...errors.console import counted, figure
 from ...train.recipe.objectives import SFT
 from ..constants import CONSTANTS
-from ..costs.averaging import held, round_seconds, sent
+from ..costs.communication import held, round_seconds, sent
 from ..costs.estimate import Estimate, estimate
 from ..costs.job import Replicas
 from ..costs.memory import GIB
-from ..hardware.network import links
+from ..hardware import links
 from .goals import Answer, answer
 from .job_of_recipe import RecipePlan, job_of
 

@@ -2,30 +2,22 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
 from ...errors.console import counted, figure
+from ...errors.tables import table
 from ..costs.job import Job
 from ..costs.memory import GIB
 from ..costs.step_time import cpu_adam_seconds
-from ..hardware import catalogue, gpu
-from ..hardware.network import links
+from ..hardware import catalogue, gpu, links
 from .search import MUCH, NEAR, candidates, chosen, undivided
-from .strategies import named
-from .workload import WITH_LIGER, Candidate, Cluster, Workload
+from .workload import WITH_LIGER, Candidate, Cluster, Workload, named
 
 SLOW_GBIT = 400  # between nodes, below which gathering weights across them in every micro-step is what a step waits for
 LIGER = "Liger's kernels (--liger, use_liger_kernel)"
-# Method -> lighter ones, the least change first.
-_QLORA = {"qlora": "QLoRA instead of LoRA"}
-LIGHTER = {
-    "full": {"lora": "LoRA instead of training all weights", "qlora": "QLoRA instead of training all weights"},
-    "lora": _QLORA,
-    "rslora": _QLORA,
-    "dora": {"lora": "adapters without DoRA"} | _QLORA,
-    "qdora": {"qlora": "adapters without DoRA"},
-}
+LIGHTER = table(Path(__file__).with_name("lighter.yaml"))
 
 
 def reason(candidate: Candidate, winner: Candidate | None) -> str:
@@ -58,10 +50,8 @@ def reason(candidate: Candidate, winner: Candidate | None) -> str:
     if candidate.lighter and not winner.lighter and candidate.seconds < winner.seconds:
         return f"faster by formula, but 8-bit moments are for what fits in no other way, or is {MUCH} times as fast"
     if candidate.choice.unproven and candidate.seconds < winner.seconds:
-        at_worst = (
-            f"few published runs have such axes: at the slow end {_longer(candidate.slow_seconds / winner.seconds)}"
-        )
-        return f"faster by formula, but {at_worst}"
+        at_worst = _longer(candidate.slow_seconds / winner.seconds)
+        return f"faster by formula, but few published runs have such axes: at the slow end {at_worst}"
     if candidate.seconds <= NEAR * winner.seconds and candidate.choice.rank > winner.choice.rank:
         return f"as fast, but {winner.name} is {'preferred' if winner.choice.axes else 'simpler'}"
     ratio, other = candidate.seconds / winner.seconds, winner.estimate.job
@@ -102,11 +92,8 @@ def _longest_wait(candidate: Candidate) -> tuple[float, str]:
 
 def why_slow(candidate: Candidate) -> str:
     """Return why a strategy is possible and no more."""
-    return (
-        "its states go through the hosts' disks"
-        if candidate.estimate.job.offload == "nvme"
-        else _longest_wait(candidate)[1]
-    )
+    through_disks = candidate.estimate.job.offload == "nvme"
+    return "its states go through the hosts' disks" if through_disks else _longest_wait(candidate)[1]
 
 
 def too_much(candidate: Candidate) -> str:
@@ -124,23 +111,15 @@ def _longer(ratio: float) -> str:
     """Say how much longer it takes: `1.5x the time`, `20% more time`. ratio: of one time to another"""
     if abs(ratio - 1) < 0.005:
         return "as fast"
-    return (
-        f"{ratio:.1f}x the time"
-        if ratio >= 2
-        else f"{ratio - 1:.0%} more time"
-        if ratio > 1
-        else f"{1 - ratio:.0%} less time"
-    )
+    if ratio >= 2:
+        return f"{ratio:.1f}x the time"
+    return f"{ratio - 1:.0%} more time" if ratio > 1 else f"{1 - ratio:.0%} less time"
 
 
 def not_weighed(candidate: Candidate, winner: Candidate) -> str:
     """Return why offload is not taken although it is faster by formula; "" where it is not faster, or was compared."""
-    if (
-        not candidate.choice.offload
-        or candidate.weighed
-        or winner.choice.offload
-        or candidate.seconds >= winner.seconds
-    ):
+    instead = candidate.choice.offload and not winner.choice.offload
+    if not instead or candidate.weighed or candidate.seconds >= winner.seconds:
         return ""
     if candidate.estimate.job.method != "full":
         return "not taken: its speed is a formula's, which no run with frozen weights has shown"

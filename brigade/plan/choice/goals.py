@@ -142,9 +142,8 @@ def better(whole: Answer) -> list[str]:
     fastest = max(fewer, key=lambda one: one.speed, default=whole)
     cheapest = min(fewer, key=Answer.gpu_hours, default=whole)
     if fastest.speed > SOONER * whole.speed:
-        sentences.append(
-            f"More is not faster: on {fastest.size} the same tokens train sooner, {_against(fastest, whole)}."
-        )
+        sooner = _against(fastest, whole)
+        sentences.append(f"More is not faster: on {fastest.size} the same tokens train sooner, {sooner}.")
     else:
         if cheapest.gpu_hours() < CHEAPER * whole.gpu_hours():
             took = f"{figure(cheapest.gpu_hours(), 0)} GPU-hours for a billion tokens instead of {figure(whole.gpu_hours(), 0)}"
@@ -156,9 +155,8 @@ def better(whole: Answer) -> list[str]:
             larger = answer(replace(whole.workload, batch=times * whole.workload.batch), whole.cluster)
             if larger.speed > LARGER * whole.speed:
                 batch = f"--global_batch_size {larger.workload.batch}"
-                sentences.append(
-                    f"{batch} trains the same tokens sooner, {_against(larger, whole)}; its steps are fewer."
-                )
+                sooner = _against(larger, whole)
+                sentences.append(f"{batch} trains the same tokens sooner, {sooner}; its steps are fewer.")
                 break
     if whole.workload.method == "full":
         trained = trained_parameters(whole.workload.shape, 16, ())

@@ -1,6 +1,7 @@
 """Turn a run of train.py into a Job. No torch."""
 
 import importlib.util
+from collections.abc import Mapping
 
 from ...errors import UserError
 from ...errors.tables import Document, Fields
@@ -9,14 +10,13 @@ from ...train.recipe.batch import Batch
 from ...train.recipe.method import method_of
 from ...train.recipe.objectives import ADAPTERS_OFF, MODEL, PAIRS, objective_of, precomputes, reference_of
 from ...train.recipe.schema import Recipe
-from ...train.recipe.training_section import TrainingSection
 from ...train.strategy import Strategy
 from ...train.strategy.axes import NAMES, Axes
-from ..costs.job import EAGER, FUSED, Attention, Comparison, Job, Replicas, axis_fields, first_that_holds, method_fields
+from ..costs.images import NOT_ASKED, Asked, of_recipe
+from ..costs.job import EAGER, FUSED, Attention, Comparison, Job, Replicas, axis_fields, method_fields
 from ..shape.find import described, named_shape
 from ..shape.lora import ALL, ENDS, targets_of, trained_parameters
 from ..shape.model_shape import ModelShape
-from .images import NOT_ASKED, Asked, adapter_widths, of_recipe
 
 # What computes attention, by the recipe's name for it. varlen and SDPA run FlashAttention-2's kernels on a GPU.
 ATTENTION: dict[str, Attention] = {
@@ -82,8 +82,10 @@ def job_of_run(
         rank = model.lora_r
         tokens = len(set(model.trainable_token_indices))
         trained = trained_parameters(shape, rank, model.lora_modules_to_save, targets, model.use_dora, tokens)
-        trained += rank * adapter_widths(images, model.lora_target_modules) if images else 0
+        if images:  # and on the linear layers beside the decoder
+            trained += rank * sum(images.tower.adapted(model.lora_target_modules, part) for part in images.trained)
     fused = training.use_liger_kernel or training.torch_compile
+    averaging = (training.sync_every or 1, training.sync_precision, training.sync_fragments, training.outer_optim)
     return Job(
         shape,
         recipe.data.max_length * comparison.asks_for.samples,
@@ -98,14 +100,14 @@ def job_of_run(
         inputs_on_host=again.offload,
         kernels=FUSED if fused else EAGER,
         attention=attention_of(shape, model.attn_implementation),
-        loss=_loss(training),
+        loss="tiled" if training.loss_tiles else "online" if training.torch_compile else "released",
         tiled_mlp=training.tiled_mlp is not None,
         trained=trained if adapters else 0,
         adapter_dropout=adapters and model.lora_dropout > 0,
         targets=targets or ALL,
         optimizer=training.optim,
         link=recipe.cluster.network or "",
-        replicas=_replicas(training, strategy.replicas),
+        replicas=Replicas(strategy.replicas, *averaging) if strategy.replicas > 1 else Replicas(),
         comparison=comparison,
         images=images,
         **method_fields(method_of(model)),
@@ -126,13 +128,6 @@ def check_texts(sees: bool) -> None:
     """Raise NotCovered for a run of images: nothing tells the formulas how many its samples have, and how large they are."""
     if sees:
         raise NotCovered("the formulas do not know how many images its samples have, which `plan` is told")
-
-
-def _replicas(training: TrainingSection, count: int) -> Replicas:
-    if count == 1:
-        return Replicas()
-    every = training.sync_every or 1
-    return Replicas(count, every, training.sync_precision, training.sync_fragments, training.outer_optim)
 
 
 def _comparison(recipe: Recipe, shape: ModelShape) -> Comparison:
@@ -157,10 +152,6 @@ def _comparison(recipe: Recipe, shape: ModelShape) -> Comparison:
     return Comparison(training.objective, objective.rows, own or "", before, other, apart, in_4bit, kept)
 
 
-def _loss(training: TrainingSection) -> str:
-    return "tiled" if training.loss_tiles else "online" if training.torch_compile else "released"
-
-
 def _check(recipe: Recipe, strategy: Strategy, ranks: int, trained: int) -> None:
     """Raise NotCovered for what no formula covers. trained: parameters of adapters, 0 where they have to be counted"""
     training, model = recipe.training, recipe.model
@@ -168,40 +159,34 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int, trained: int) -> None
     zero = (strategy.ds_config or {}).get("zero_optimization", {})
     half_of_zeropp = zero.get("zero_quantized_weights", False) != zero.get("zero_quantized_gradients", False)
     hook = training.ddp_comm_hook if ranks > 1 else "none"
+    host_adam, fsdp_offloads = zero.get("offload_optimizer"), strategy.fsdp.get("cpu_offload")
+    odd_images = recipe.data.images and training.activation_checkpointing not in (True, False)
     lacking = {
         "they are for bf16 and fp16, and this run computes in fp32": not (training.bf16 or training.fp16),
         f"they do not know what ddp_comm_hook {hook} saves": hook != "none",
         "they know ZeRO++'s quantised weights and gradients, but neither alone": half_of_zeropp,
         "they know MLPs in tiles of tiled_mlp: auto": training.tiled_mlp not in (None, "auto"),
         "they know the loss in tiles of tiled_loss: true": type(training.tiled_loss) is int,
-        "they know images beside activation_checkpointing true or false": recipe.data.images
-        and training.activation_checkpointing not in (True, False),
+        "they know images beside activation_checkpointing true or false": odd_images,
         "they do not count z-loss's copy of the logits": training.z_loss_coef and not training.tiled_loss,
         "they do not know weights that are stored quantised": zero.get("zero_quantized_nontrainable_weights"),
-        "they know DeepSpeed's own AdamW on the host, not schedule_free_adamw": zero.get("offload_optimizer")
+        f"they know DeepSpeed's own AdamW on the host, not {training.optim}": host_adam
         and training.optim == "schedule_free_adamw",
-        f"they know FSDP2 that offloads with optim adamw_torch_fused, not {training.optim}": strategy.fsdp.get(
-            "cpu_offload"
-        )
+        f"they know FSDP2 that offloads with optim adamw_torch_fused, not {training.optim}": fsdp_offloads
         and training.optim != "adamw_torch_fused",
         "they know no FSDP2 that keeps layers gathered": strategy.fsdp.get("reshard_after_forward") is False,
     }
+    needed, other = f"the adapter_config.json of {model.adapter_name_or_path}", next(iter(beside), "")
+    targets = targets_of(model.lora_target_modules)
     of_adapters = {
-        f"they need the adapter_config.json of {model.adapter_name_or_path}, which this machine lacks": continued.is_unread(
-            model
-        ),
-        "they count those on attention's projections, the MLP or all linear layers": not targets_of(
-            model.lora_target_modules
-        ),
+        f"they need {needed}, which this machine lacks": continued.is_unread(model),
+        "they count those on attention's projections, the MLP or all linear layers": not targets,
         "they count none on fused experts": model.lora_target_parameters,
         "they count one rank for all (rank_pattern)": model.rank_pattern and not trained,
-        f"they count {' and '.join(ENDS)} that are trained whole beside them, not {next(iter(beside), '')}": beside
-        and not trained,
+        f"they count {' and '.join(ENDS)} that are trained whole beside them, not {other}": other and not trained,
     }
     lacking |= {f"of adapters {reason}": holds for reason, holds in of_adapters.items() if model.use_peft}
-    reason = first_that_holds(lacking)
-    if reason:
-        raise NotCovered(f"the formulas do not cover this run: {reason}")
+    _refuse_first(lacking, "the formulas do not cover this run: {}")
 
 
 def _check_selective(recipe: Recipe, shape: ModelShape) -> None:
@@ -215,9 +200,14 @@ def _check_selective(recipe: Recipe, shape: ModelShape) -> None:
         "MLPs in tiles": recipe.training.tiled_mlp,
         "eager attention": attention_of(shape, recipe.model.attn_implementation) == "eager",
     }
-    lacks = first_that_holds(lacking)
-    if lacks:
-        raise NotCovered(f"the formulas do not know what activation_checkpointing: selective keeps of {lacks}")
+    _refuse_first(lacking, "the formulas do not know what activation_checkpointing: selective keeps of {}")
+
+
+def _refuse_first(reasons: Mapping[str, object], sentence: str) -> None:
+    """Raise NotCovered with the first of the reasons that holds, in a sentence with a place for it."""
+    for reason, holds in reasons.items():
+        if holds:
+            raise NotCovered(sentence.format(reason))
 
 
 def _check_axes(recipe: Recipe, axes: Axes, shape: ModelShape, spread: Document) -> None:
@@ -238,15 +228,12 @@ def _check_axes(recipe: Recipe, axes: Axes, shape: ModelShape, spread: Document)
         and (shape.family.fused_qkv or shape.family.fused_gate),
         "eager attention": axes.sequence > 1 and attention_of(shape, recipe.model.attn_implementation) == "eager",
     }
-    lacks = first_that_holds(lacking)
-    if lacks:
-        raise NotCovered(f"the formulas do not know {lacks} under {axes} parallelism")
+    _refuse_first(lacking, f"the formulas do not know {{}} under {axes} parallelism")
     for axis, size in axes.used.items():
         odd = [number for number in divisible(shape, axis) if number % size]
         if odd:
-            raise NotCovered(
-                f"the formulas know {NAMES[axis]} parallelism over ranks that divide the model, and {size} do not {odd[0]}"
-            )
+            known = f"the formulas know {NAMES[axis]} parallelism over ranks that divide the model"
+            raise NotCovered(f"{known}, and {size} do not {odd[0]}")
 
 
 def divisible(shape: ModelShape, axis: str) -> tuple[int, ...]:

@@ -2,11 +2,13 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from operator import attrgetter
+from pathlib import Path
 
 from ...errors import UserError
-from ...errors.tables import Fields
+from ...errors.tables import Fields, table
 from ...train.model.experts import shards
 from ...train.strategy.axes import Axes
 from ...train.strategy.axis_rules import crosses_hosts, uneven_parts
@@ -18,45 +20,23 @@ from ..costs.memory import GIB
 from ..hardware import Gpu, gpu
 from ..shape.model_shape import ModelShape
 from .job_of_run import EXPERTS_UNDER_DDP, attention_of, divisible
-from .strategies import Choice, runs
-from .workload import KERNELS, WITH_LIGER, Candidate, Cluster, Workload
+from .workload import KERNELS, WITH_LIGER, Candidate, Choice, Cluster, Workload, runs
 
 LIGHTER = ("adamw_8bit", "paged_adamw_8bit")  # optimizers with less to keep, the faster first
 NEAR = 1.05  # as fast as the fastest, for whom the simpler one is preferred
-MUCH = (
-    1.3  # times as fast with 8-bit moments as with the usual optimizer, from where on they are taken although that fits
-)
+# Times as fast with 8-bit moments as with the usual optimizer, from where on they are taken although that fits.
+MUCH = 1.3
 
-# Why a model is not divided along an axis: what the engines check of it, as far as a shape has it, and what no formula counts.
-# Stages: models with layer norms call their parts otherwise, and Gemma 1 and 2 scale whatever they take for embeddings.
-_SIZES: dict[str, Callable[[ModelShape], object]] = {
-    "no formula counts how ranks share layers of different sizes": lambda shape: shape.sizes
-}
-UNDIVIDED: dict[str, dict[str, Callable[[ModelShape], object]]] = {
-    "tensor": {
-        "Transformers has no plan for attention with sinks": lambda shape: shape.family.sinks,
-        "several of its projections lie in one matrix": lambda shape: shape.family.fused_qkv or shape.family.fused_gate,
-        "no formula counts what its mixers' products gather": lambda shape: shape.mixer,
-        **_SIZES,
-    },
-    "sequence": {
-        "its attention runs eagerly alone": lambda shape: shape.family.eager,
-        "a mixer's state goes from token to token, and no rank has it from another one": lambda shape: shape.mixer,
-        **_SIZES,
-    },
-    "stages": {
-        "its layer norms or scaled embeddings do not go into stages": lambda shape: (
-            shape.family.layer_norm or not (shape.family.qk_norm or shape.family.sinks or not shape.family.fp32_norm)
-        ),
-        **_SIZES,
-    },
-    "experts": {"it has no experts": lambda shape: not shape.experts, **_SIZES},
-}
+UNDIVIDED = table(Path(__file__).with_name("undivided.yaml"))
 
 
 def undivided(shape: ModelShape, axis: str) -> str:
     """Return why a model is not divided along an axis; "" where it may be."""
-    return next((why for why, holds in UNDIVIDED[axis].items() if holds(shape)), "")
+    for key, why in UNDIVIDED[axis].items():
+        without, _, attribute = key.rpartition(" ")
+        if bool(attrgetter(attribute)(shape)) != bool(without):
+            return str(why)
+    return ""
 
 
 def taken(workload: Workload, choice: Choice, names: str, bf16: bool = True) -> bool:
@@ -66,19 +46,12 @@ def taken(workload: Workload, choice: Choice, names: str, bf16: bool = True) -> 
     tiles where one rank has the whole head. bf16: whether it computes in bf16, and not in fp16
     """
     compiled, liger = names == "torch.compile", names in WITH_LIGER
-    if compiled and (
-        workload.method != "full"
-        or workload.shape.experts
-        or workload.shape.mixer
-        or workload.shape.sizes
-        or choice.why_only
-        or choice.offload
-        or choice.axes
-        or not bf16
-    ):
+    shape = workload.shape
+    unproven = any((workload.method != "full", shape.experts, shape.mixer, shape.sizes, not bf16))
+    if compiled and (unproven or choice.why_only or choice.offload or choice.axes):
         return False
     # train.py computes no loss in tiles where the model changes logits (train/loss/tiled.py).
-    changed = workload.shape.family.capped or workload.shape.family.scaled
+    changed = shape.family.capped or shape.family.scaled
     tiled = KERNELS[names][1] == "tiled"
     if tiled and ({"tensor", "stages"} & set(choice.axes) or changed):
         return False

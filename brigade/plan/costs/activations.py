@@ -3,16 +3,14 @@
 import functools
 import math
 
-from ..constants import CONSTANTS
+from ..constants import CONSTANTS, LOGIT_BYTES
 from ..shape.lora import ALL, all_linears
-from .adapters import NORM_STANDS, adapter_bytes
-from .conventions import LOGIT_BYTES
-from .division import division
+from .division import division, stages
+from .images import tower_job
 from .job import PROJECTOR, VISION_TOWER, Job
-from .layer import layer_ops
-from .stages import stages
-from .tower import pixel_bytes, projector_bytes, tower_job
+from .layer import NORM_STANDS, adapter_bytes, layer_ops
 
+PIXEL = 4  # bytes of a number that a processor gives, as it lies in a micro-batch
 TILE = 2**26  # logits that stand at once where the loss is computed in tiles (train/loss/tiled.py)
 
 
@@ -152,14 +150,18 @@ def tower_bytes(job: Job) -> tuple[float, float]:
 
     A frozen tower keeps its output only, for a projector that is trained; its layers come and go. The pixels stay in any case.
     """
-    if not job.images:
+    images = job.images
+    if not images:
         return 0.0, 0.0
-    pixels, projected = pixel_bytes(job), projector_bytes(job)
+    pixels = PIXEL * images.tower.pixels * job.micro_batch * images.per_sample * images.each.patches
+    # What the projector's linear layers read and give. Where it is frozen it stands at once only while the projector computes.
+    numbers = sum(inner + outer for inner, outer in images.tower.products)
+    projected = (4 if job.autocast else 2) * numbers * job.micro_batch * images.per_sample * images.each.projected
     one_layer, back = tower_layer_bytes(job)
-    if VISION_TOWER in job.images.trained:
-        kept = pixels + projected + one_layer * job.images.tower.shape.layers
+    if VISION_TOWER in images.trained:
+        kept = pixels + projected + one_layer * images.tower.shape.layers
         return kept, kept + back
-    kept = pixels + projected * (PROJECTOR in job.images.trained)
+    kept = pixels + projected * (PROJECTOR in images.trained)
     return kept, pixels + max(one_layer, projected)
 
 

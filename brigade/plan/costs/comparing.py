@@ -7,8 +7,8 @@ train/loss/preferences.py, distillation.py and second_model.py are what is count
 from dataclasses import replace
 
 from ...train.recipe.objectives import ADAPTERS_OFF, DISTILL
-from .job import FUSED, Job
-from .stages import frozen_bytes
+from .division import frozen_bytes
+from .job import FUSED, Job, unset
 
 Looks = list[tuple[Job, int]]  # a model as a job, and how often it looks at as many tokens as a step has
 
@@ -22,22 +22,11 @@ def reference_job(job: Job) -> Job:
     return replace(
         job,
         shape=job.comparison.shape or job.shape,
-        method="full",
-        trained=0,
-        dora=False,
-        adapter_dropout=False,
-        engine="fsdp2",
         stage=3 if job.stage >= 3 and not job.comparison.in_4bit else 0,
-        shard=0,
-        hpz=0,
-        quantised=False,
-        offload="",
-        checkpointing="none",
         kernels=job.kernels - FUSED,
         data=job.data * job.tensor * job.pipeline,  # nothing divides its layers
-        tensor=1,
-        pipeline=1,
-        expert=1,
+        **unset("engine", "shard", "hpz", "quantised", "offload", "checkpointing", "tensor", "pipeline", "expert"),
+        **unset("method", "trained", "dora", "adapter_dropout"),
         loss="tiled" if job.loss == "tiled" else "released",
     )
 
@@ -73,5 +62,5 @@ def _reference(job: Job) -> Job:
     Switched off, adapters compute nothing; their layers still go through Python.
     """
     if job.comparison.reference == ADAPTERS_OFF:
-        return replace(job, targets="", trained=0, dora=False, adapter_dropout=False)
+        return replace(job, targets="", **unset("trained", "dora", "adapter_dropout"))
     return reference_job(job) if job.comparison.second else job

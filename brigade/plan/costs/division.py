@@ -1,8 +1,13 @@
-"""How a model is divided over the ranks of a job's axes: layers, the vocabulary's two ends, adapters and experts."""
+"""How a model is divided over the ranks of a job's axes: layers, the vocabulary's two ends, adapters and experts; and what
+a rank of each stage then has, its model states among it (docs/evidence/states.md compares them with what is measured). Bytes."""
 
 import functools
+import operator
+from dataclasses import dataclass, replace
 
 from ...train.model.experts import shards
+from ...train.strategy.state_bytes import SUB_GROUP_SIZE, StateBytesPerRank, model_states, optimizer_bytes
+from ..constants import CONSTANTS
 from ..shape.lora import linears
 from .job import Job
 
@@ -59,14 +64,11 @@ class Division:
             return 1.0
         whole = cut = 0
         for moe, count in job.shape.kinds:
-            for reads, inner, outer, _ in linears(
-                job.shape, job.targets, moe=moe
-            ):  # of no hybrid: all layers have them
+            # Of no hybrid: all layers have them.
+            for reads, inner, outer, _ in linears(job.shape, job.targets, moe=moe):
                 by_input = reads in ("attention", "activation")
-                whole, cut = (
-                    whole + count * (outer if by_input else inner),
-                    cut + count * (inner if by_input else outer),
-                )
+                whole += count * (outer if by_input else inner)
+                cut += count * (inner if by_input else outer)
         return (whole + cut / job.tensor) / (whole + cut)
 
     @property
@@ -123,3 +125,160 @@ def _cheapest(layers: int, stages: int, head: float) -> tuple[int, ...]:
 
     last = min(range(1, layers - stages + 2), key=cost)
     return (*others(last), last)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The parameters of one rank.
+
+    parameters: over tensor and expert parallelism; experts: those among them that expert parallelism divides
+    whole: those among them that every rank of a tensor group has
+    embedding, head: those among them of the two ends; a head that is the embedding counts where it is another copy
+    """
+
+    place: int
+    last: bool
+    layers: int
+    parameters: float
+    trained: float
+    experts: float
+    embedding: float
+    head: float
+    whole: float = 0.0
+
+
+def stages(job: Job) -> list[Stage]:
+    """What each stage of the pipeline computes and holds; one stage where there is no pipeline."""
+    s, t, parts = job.shape, job.tensor, division(job)
+    of_job, whole, (of_embedding, of_head) = [], parts.whole_norms, parts.ends
+
+    def divided(parameters: float, undivided: float) -> float:
+        return (parameters - undivided * whole) / t + undivided * whole
+
+    dense = s.dense_layers * divided(s.dense_layer, s.undivided())
+    per_layer = (dense + s.moe_layers * divided(s.moe_base, s.undivided(moe=True))) / s.layers
+    whole_per_layer = (s.dense_layers * s.undivided() + s.moe_layers * s.undivided(moe=True)) / s.layers * whole
+    for place, layers in enumerate(parts.layers):
+        first, last = place == 0, place == job.pipeline - 1
+        head = last * (s.head or (0 if first else s.vocab * s.hidden)) / of_head  # a copy on the last where it is tied
+        embedding = first * s.embedding / of_embedding
+        experts = layers / s.layers * s.moe_layers * s.experts * s.expert / parts.experts
+        ends = embedding + head + last * divided(s.final_norm, s.final_norm) + first * s.other
+        psi = layers * per_layer + ends + experts
+        trained = job.trained * parts.adapters * layers / s.layers if job.trained else psi - first * job.frozen_beside
+        spread = experts if job.expert > 1 else 0.0
+        ends_whole = embedding * (of_embedding == 1) + head * (of_head == 1) + last * s.final_norm
+        undivided = layers * whole_per_layer + ends_whole * whole
+        of_job.append(Stage(place, last, layers, psi, trained, spread, embedding, head, undivided))
+    return of_job
+
+
+def gathered_bytes(job: Job, psi: float) -> float:
+    """Return the bytes of `psi` parameters as they are gathered or moved: in half precision, except under QLoRA."""
+    return frozen_bytes(job, psi) if job.method == "qlora" else job.conventions.gathered * psi
+
+
+@functools.singledispatch
+def frozen_bytes(job: Job, psi: float) -> float:
+    """Return the bytes of weights under adapters: in bf16, or in linear layers four bits with nested constants (QLoRA).
+
+    Experts are no linear layers since Transformers 5: it holds those of a layer in one 3D parameter, and gives bitsandbytes
+    only nn.Linear (transformers, integrations/bitsandbytes.py: replace_with_bnb_linear). A vision tower and its projector
+    stay in bf16 too (train/model/load.py: quantization_config).
+    """
+    if job.method == "full":
+        return 0.0
+    if job.method == "lora":
+        return 2 * psi
+    s = job.shape
+    whole = (s.embedding + s.head + s.moe_layers * s.experts * s.expert) / job.tensor / job.pipeline
+    whole += job.images.tower.parameters + job.images.tower.projector if job.images else 0
+    return 2 * whole + (CONSTANTS.nf4_cut_bytes if job.tensor > 1 else CONSTANTS.nf4_bytes) * (psi - whole)
+
+
+def stage_states(job: Job, stage: Stage) -> tuple[StateBytesPerRank, float]:
+    """Return (what one rank of a stage holds in the optimizer's step, its gradients until then).
+
+    Fewer ranks are left to share the states of experts that expert parallelism has divided.
+    """
+    full = job.method == "full"
+    frozen = _beside(job, stage) if full else frozen_bytes(job, stage.parameters)
+    if job.deepspeed and job.stage == 3 and stage.whole:
+        return _beside_autotp(job, stage)
+    if not stage.experts:
+        return _shared(job, stage.trained, frozen, job.shard_ranks)
+    trained, under = stage.experts * full, 2 * stage.experts * (not full)
+    dense, held = _shared(job, stage.trained - trained, frozen - under, job.shard_ranks)
+    experts, held_too = _shared(job, trained, under, division(job).same_experts[0])
+    return _sum(dense, experts), held + held_too
+
+
+def _beside(job: Job, stage: Stage) -> float:
+    """Return the bytes of what a stage holds and full fine-tuning freezes: a vision tower, in the precision of all weights."""
+    return (2 if job.deepspeed else job.conventions.weights) * (stage.parameters - stage.trained)
+
+
+def _sum(one: StateBytesPerRank, other: StateBytesPerRank) -> StateBytesPerRank:
+    return StateBytesPerRank(*map(operator.add, vars(one).values(), vars(other).values()))
+
+
+def _beside_autotp(job: Job, stage: Stage) -> tuple[StateBytesPerRank, float]:
+    """Return what stage_states() does, under ZeRO-3 with a tensor group.
+
+    DeepSpeed has sharded all parameters over all ranks before AutoTP divides some, and those that it leaves whole stay so.
+    They are a sub-group of their own, which is not stepped together with the others.
+    """
+    n, over_all = job.shard_ranks, job.shard_ranks * job.tensor
+    if job.method != "full":  # adapters come later, and are sharded as what is divided
+        divided, held = _shared(job, stage.trained, frozen_bytes(job, stage.parameters - stage.whole), n)
+        return _sum(divided, _shared(job, 0.0, frozen_bytes(job, stage.whole), over_all)[0]), held
+    divided, held = _shared(job, stage.trained - stage.whole, _beside(job, stage), n)
+    whole, held_too = _shared(job, stage.whole, 0.0, over_all)
+    both = _sum(divided, whole)
+    # Copies of the smaller sub-group.
+    not_yet = 4 * min((stage.trained - stage.whole) / n, stage.whole / over_all, SUB_GROUP_SIZE)
+    return replace(both, gradients=max(0.0, both.gradients - not_yet)), held + held_too
+
+
+def beside_matrices(job: Job) -> float:
+    """Return the share of a model's parameters that the optimizer does not take for matrices. Vectors are too few to count."""
+    if job.optimizer != "muon":
+        return 0.0
+    return min(1.0, (job.shape.embedding + job.shape.head) / job.shape.parameters)
+
+
+def own_bytes(job: Job) -> float:
+    """Return the bytes per parameter of the optimizer's own states."""
+    return optimizer_bytes(job.optimizer, beside_matrices(job))
+
+
+def _shared(job: Job, trained: float, frozen: float, n: int) -> tuple[StateBytesPerRank, float]:
+    """Return what stage_states() does, for parameters of which `n` ranks hold one copy together."""
+    engine, stage = job.conventions, job.stage
+    if job.deepspeed or job.engine in ("ddp", "fsdp2"):
+        kind = f"zero{stage}" if job.deepspeed else job.engine
+        states = model_states(
+            kind,
+            round(trained),
+            n,
+            half=True,
+            optim=job.optimizer,
+            hpz=job.hpz,
+            frozen=frozen,
+            adapters=job.method != "full",
+            beside=beside_matrices(job),
+        )
+        if job.offload:  # gradients go to the host as they come; "all" and "nvme" leave nothing but what is gathered
+            return StateBytesPerRank(states.parameters if job.offload == "optimizer" else 0.0, 0.0, 0.0), 0.0
+        return states, engine.gradients * trained / (n if stage >= 2 else 1)
+    own = own_bytes(job)
+    moments = engine.optimizer if own == 8 else own
+    weight = (engine.weights if job.method == "full" else 4) * trained + frozen
+    over = [n if stage >= at else 1 for at in (3, 2, 1)]
+    held = engine.gradients * trained / over[1]
+    return StateBytesPerRank(weight / over[0], held, moments * trained / over[2]), held
+
+
+def first_stage_states(job: Job) -> tuple[StateBytesPerRank, float]:
+    """Return stage_states() of the first stage of a pipeline, or of all where there is none."""
+    return stage_states(job, stages(job)[0])

@@ -9,12 +9,11 @@ from pathlib import Path
 from ...errors.tables import Fields, table
 from ...train.watch.flops import flops_per_token, utilisation
 from ..constants import CONSTANTS
-from ..hardware import Gpu, gpu
-from ..hardware.network import is_measured, joined, unproven_cards
+from ..hardware import Gpu, gpu, is_measured, joined, unproven_cards
+from .comparing import looks_before_training
 from .job import Job
-from .memory import GIB, Memory, moments, stream_pool
-from .reserved import gaps, reserved_with_room
-from .step_time import StepTime, before_seconds, step_time
+from .memory import GIB, Memory, gaps, moments, reserved_with_room, stream_pool
+from .step_time import StepTime, driven, looking_seconds, step_time
 
 SLOW = 0.1  # share of a step that computes, below which a configuration is possible and slow
 
@@ -45,7 +44,8 @@ class Estimate:
 
     def hours_before(self, tokens: float) -> float:
         """Return the hours before training in which the reference looks at so many tokens of data; 0 where it does not."""
-        return before_seconds(self.job, self.gpu) * tokens / self.job.tokens_per_step / 3600
+        seconds = looking_seconds(looks_before_training(self.job), driven(self.job, self.gpu))
+        return seconds * tokens / self.job.tokens_per_step / 3600
 
     @property
     def least_seconds(self) -> float:
@@ -84,11 +84,6 @@ class Estimate:
     def spare_gib(self) -> float:
         """GiB that are left of the card; below 0, the configuration does not even fit by the expected figure."""
         return self.gpu.memory_gib - self.device_gib
-
-    @property
-    def reserved_gib(self) -> float:
-        """torch.cuda.max_memory_reserved"""
-        return self.shown_gib - self.context / GIB
 
     @property
     def shown_gib(self) -> float:

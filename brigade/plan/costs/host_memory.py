@@ -1,20 +1,18 @@
 """Count what a host's memory and disk have to hold. Bytes."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..constants import CONSTANTS
 from ..shape.model_shape import ModelShape
 from .activations import inputs_on_host
-from .averaging import held, written
+from .communication import held, written
 from .comparing import reference_job
+from .division import frozen_bytes, gathered_bytes, own_bytes, stages
 from .estimate import intervals
 from .job import Job
-from .stages import frozen_bytes, gathered_bytes, stages
-from .states import own_bytes
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(NamedTuple):
     """Bytes. loading, training: memory of one node; swapped: on its local disks; checkpoint: on the disk that all nodes share."""
 
     loading: float
@@ -76,9 +74,8 @@ def copied(job: Job, certain: bool = False) -> float:
     of the host into one piece (deepspeed/runtime/zero/utils.py: defragment).
     """
     s, ranks, width = job.shape, min(job.node_size, job.gpus), 4 if not job.deepspeed and job.method == "full" else 2
-    ends = (
-        (s.embedding, s.head) if width == 4 and not certain else (0, 0)
-    )  # else they are sent as they lie in the files
+    # The ends become fp32, else they are sent as they lie in the files.
+    ends = (s.embedding, s.head) if width == 4 and not certain else (0, 0)
     largest = max(*ends, 3 * converted(s) / s.layers)  # what is fused, its parts, and parts of these
     whole = 0.0
     if job.method == "qlora":

@@ -1,18 +1,17 @@
 """One configuration to estimate: model, method, how it is spread over GPUs, and what computes it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from ...errors import UserError
 from ...errors.tables import Fields
 from ...train.recipe.method import METHODS
-from ...train.recipe.objectives import ADAPTERS_OFF, MODEL, OBJECTIVES, SFT
+from ...train.recipe.objectives import MODEL, OBJECTIVES, SFT
 from ...train.strategy.axes import Axes
+from ..constants import ENGINES, ROWS, SCHEDULES, Engine, Rows, Schedule
 from ..shape.image_tokens import Image
 from ..shape.model_shape import ModelShape
 from ..shape.tower import Tower
-from .conventions import ENGINES, ROWS, SCHEDULES, Engine, Rows, Schedule
 
 Kernels = frozenset[str]  # of "norm", "rotary", "mlp", "experts", "softmax": which of them are one kernel each
 EAGER: Kernels = frozenset()
@@ -24,25 +23,23 @@ VISION_TOWER, PROJECTOR = "vision_tower", "projector"  # parts of a model that r
 RANKS = ("data", "tensor", "pipeline", "context", "expert")
 
 
-def first_that_holds(reasons: Mapping[str, object]) -> str:
-    """Return the first of the reasons whose value is true; "" where none is."""
-    return next((reason for reason, holds in reasons.items() if holds), "")
-
-
 def method_fields(name: str) -> Fields:
     """Return the fields of a Job for a method. name: a key of METHODS"""
     keys = METHODS[name].keys
     return {"method": "qlora" if "load_in_4bit" in keys else "lora" if keys else "full", "dora": "use_dora" in keys}
 
 
+def unset(*names: str) -> Fields:
+    """Return these fields of a Job as they are where nothing is said of them."""
+    return {name: Job.__dataclass_fields__[name].default for name in names}
+
+
 def axis_fields(axes: Axes, ranks: int) -> Fields:
     """Return the fields of a Job that train.py divides along these axes over so many ranks."""
     if not axes:
         return {"data": ranks}
-    pipeline = (
-        {"engine": "stages", "schedule": axes.chosen_schedule, "virtual": axes.virtual} if axes.stages > 1 else {}
-    )
-    return pipeline | {
+    pipeline = {"engine": "stages", "schedule": axes.chosen_schedule, "virtual": axes.virtual}
+    return (pipeline if axes.stages > 1 else {}) | {
         "data": axes.data(ranks),
         "tensor": axes.tensor,
         "pipeline": axes.stages,
@@ -112,13 +109,6 @@ class Comparison:
         return self.stays or (self.precomputed and self.shape is not None)
 
 
-def usual_comparison(objective: str, adapters: bool) -> Comparison:
-    """Return the comparison of a recipe that names an objective and no reference. objective: a key of OBJECTIVES"""
-    known = OBJECTIVES[objective]
-    reference = (ADAPTERS_OFF if adapters else MODEL) if known.reference else ""
-    return Comparison(objective, known.rows, reference, reference == MODEL)
-
-
 @dataclass(frozen=True)
 class Images:
     """The images of a sequence, and what is trained of the parts that read them.
@@ -169,7 +159,7 @@ class Job:
     tiled_mlp: MLPs are computed for as many tokens at a time as the hidden size is wide (tiled_mlp: auto)
     comparison: what is learned where that is not answers, and what it is compared with
     images: None for texts only; those of each sequence, whose tokens are among the sequence's
-    loss, optimizer: keys of LOGIT_BYTES (conventions.py) and OPTIMIZER_BYTES (train/strategy/state_bytes.py)
+    loss, optimizer: keys of LOGIT_BYTES (constants.py) and OPTIMIZER_BYTES (train/strategy/state_bytes.py)
     """
 
     shape: ModelShape
@@ -238,14 +228,12 @@ class Job:
             "replicas that train independently": self.replicas.count > 1,
             f"objective {self.comparison.objective}": self.comparison.objective != SFT,
         }
-        reason = first_that_holds(reasons)
-        if reason:
+        for reason in (reason for reason, holds in reasons.items() if holds):
             raise UserError("images", f"no formula counts them with {reason}", "leave one of the two out")
         if images.tokens > self.sequence:
-            problem = (
-                f"{images.per_sample:g} of {images.each.tokens:,} tokens are more than a sequence of {self.sequence:,}"
-            )
-            raise UserError("images", problem, "give a larger max_length, or fewer or smaller images")
+            problem = f"{images.per_sample:g} of {images.each.tokens:,} tokens are more than a sequence"
+            cure = "give a larger max_length, or fewer or smaller images"
+            raise UserError("images", f"{problem} of {self.sequence:,}", cure)
 
     @property
     def alike(self) -> "list[tuple[Job, float]]":

@@ -6,11 +6,43 @@ GPU has measured either here.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 from ..constants import CONSTANTS
 from ..shape.model_shape import CHANNELS, CONVOLUTION, RULE, SCAN, SPACE, Mixer
 from .job import Job
-from .operation import Op
+
+Kind = Literal["product", "attention", "pointwise"]
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation, per token.
+
+    flops: forward; a product costs twice as much backward, attention 2.5 times (it computes the scores again)
+    shape: of a product, (inner, outer) width of its weight
+    moved, moved_back: bytes read and written, forward and backward
+    kept: bytes for the backward pass
+    back: bytes that its own backward pass needs besides, at its peak
+    split: whether tensor parallelism divides it
+    experts: how many weights of that shape the tokens are spread over
+    share: of the layers that have it, in a mean layer
+    tiled: computed for a tile of tokens at a time, and once more in the backward pass: nothing is kept
+    """
+
+    name: str
+    kind: Kind
+    flops: float = 0.0
+    shape: tuple[int, int] = (0, 0)
+    moved: float = 0.0
+    moved_back: float = 0.0
+    kept: float = 0.0
+    back: float = 0.0
+    split: bool = True
+    experts: int = 0
+    share: float = 1.0
+    tiled: bool = False
 
 
 def mixer_ops(job: Job) -> Iterator[Op]:
@@ -92,9 +124,8 @@ def _rule(job: Job, mixer: Mixer) -> Iterator[Op]:
     if "norm" in job.kernels:
         yield Op("gated norm", "pointwise", moved=6 * values, moved_back=12 * values, kept=4 * values)
     else:  # in fp32: input, normalised, gate and its silu; in bf16 what the weight multiplies, twice
-        yield Op(
-            "gated norm", "pointwise", moved=46 * values, moved_back=69 * values, kept=20 * values, back=16 * values
-        )
+        moved, kept = 46 * values, 20 * values
+        yield Op("gated norm", "pointwise", moved=moved, moved_back=69 * values, kept=kept, back=16 * values)
 
 
 def _chunks_of_rule(mixer: Mixer) -> Iterator[Op]:
@@ -123,9 +154,8 @@ def _channel_rule(job: Job, mixer: Mixer) -> Iterator[Op]:
     yield Op("channels' gate", "pointwise", moved=moved * width, moved_back=1.5 * moved * width, kept=kept)
     yield from _chunks_of_rule(mixer)
     states = 2 * width * mixer.key_dim / CONSTANTS.rule_chunk
-    moved = (
-        12 * width + 12 * width + 22 * width + 4 * states
-    )  # queries, keys and values put together and apart, and the rule
+    # Queries, keys and values put together and apart, and the rule.
+    moved = 12 * width + 12 * width + 22 * width + 4 * states
     kept = 14 * width + heads * (4 * CONSTANTS.rule_chunk + 10)
     back = 28 * width + 2 * states + heads * 8 * CONSTANTS.rule_chunk + 6 * width
     yield Op("chunks", "pointwise", moved=moved, moved_back=3 * moved, kept=kept, back=back)

@@ -4,23 +4,17 @@ import functools
 import math
 from dataclasses import dataclass, replace
 
-from ..constants import CONSTANTS
-from ..hardware import Gpu, gpu
-from ..hardware.network import links
+from ..constants import CONSTANTS, DRIVERS, LOGIT_BYTES
+from ..hardware import Gpu, gpu, links
 from ..shape.lora import linears
 from .activations import input_bytes
-from .adapters import NORM_MOVED
-from .averaging import synchronising
-from .communication import between_layers, border_seconds, data_seconds, gathering_seconds
-from .comparing import Looks, looks_before_training, looks_of_a_step
-from .conventions import DRIVERS, LOGIT_BYTES
-from .division import division
+from .communication import between_layers, border_seconds, data_seconds, gathering_seconds, synchronising
+from .comparing import Looks, looks_of_a_step
+from .division import beside_matrices, division, gathered_bytes, stages
+from .images import tower_job
 from .job import PROJECTOR, VISION_TOWER, Job
-from .layer import layer_ops
-from .operation import Op
-from .stages import gathered_bytes, stages
-from .states import beside_matrices
-from .tower import tower_job
+from .layer import NORM_MOVED, layer_ops
+from .mixer import Op
 
 # Bytes per parameter of moments that do not stay on the card.
 PAGED = {"paged_adamw_8bit": 2, "paged_adamw_32bit": 8, "paged_adamw": 8, "paged_lion_32bit": 4, "paged_lion_8bit": 1}
@@ -174,7 +168,7 @@ def step_time(job: Job, device: Gpu | None = None) -> StepTime:
     offload = _offload(job, g, stepped, psi, compute) + _inputs_moving(job, g, n)
     whole = (compute, m * n * waiting, inside, outside, bubble, optimizer, offload)
     found = StepTime(*(part / g.efficiency for part in whole))
-    beside = {"comparing": comparing_seconds(job, g), "images": image_seconds(job, g)}
+    beside = {"comparing": looking_seconds(looks_of_a_step(job), g), "images": image_seconds(job, g)}
     return replace(found, synchronising=synchronising(job, g, found.total), **beside)
 
 
@@ -189,17 +183,8 @@ def head_seconds(job: Job, g: Gpu) -> tuple[float, float]:
 
 
 # ---- forward passes without gradients --------------------------------------------------------------------------------
-def comparing_seconds(job: Job, g: Gpu) -> float:
-    """Return the seconds that an objective adds to each step by looking at answers without gradients."""
-    return _looking_seconds(looks_of_a_step(job), g)
-
-
-def before_seconds(job: Job, g: Gpu) -> float:
-    """Return the seconds that a reference takes once, before training, for as many tokens as a step has."""
-    return _looking_seconds(looks_before_training(job), driven(job, g))
-
-
-def _looking_seconds(looks: Looks, g: Gpu) -> float:
+def looking_seconds(looks: Looks, g: Gpu) -> float:
+    """Return the seconds of looking at answers without gradients, for as many tokens as a step has."""
     return sum(times * forward_seconds(model, g) for model, times in looks) / g.efficiency
 
 

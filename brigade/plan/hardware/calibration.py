@@ -40,27 +40,23 @@ def named() -> str:
 
 def gpus() -> dict[str, Fields]:
     """Return the kinds of GPU that the user describes, as hardware.yaml does."""
-    return _current()["gpus"]
+    return once(where())["gpus"]
 
 
 def factors(kind: str) -> dict[str, float]:
     """Return those of FACTORS that were measured for a kind of GPU: {"efficiency": 0.94, ...}"""
-    return {name: entry["factor"] for name, entry in _current()["factors"].get(kind, {}).items()}
+    return {name: entry["factor"] for name, entry in once(where())["factors"].get(kind, {}).items()}
 
 
 def leave_aside_if_broken(host: str) -> None:
     """Take no file in this process if it cannot be used, for a run that needs no planner. Where a host is named, say so."""
     try:
-        _current()
+        once(where())
     except (UserError, OSError) as error:
         os.environ[VARIABLE] = ""  # stands for none
         broken = f"{error.place}: {error.problem}" if isinstance(error, UserError) else str(error)
         if host:
             print(f"warning on {host}: {broken}; training goes on without this file", file=sys.stderr)
-
-
-def _current() -> Fields:
-    return once(where())
 
 
 @functools.cache
@@ -106,9 +102,8 @@ def _check_gpu(entry: object, place: str) -> None:
 def _table(value: object, place: str, known: tuple[str, ...] = (), what: str = "") -> Fields:
     """Return `value`, or raise UserError unless it is keys and values. known: the keys that it may have; what: their name"""
     if not isinstance(value, dict):
-        raise UserError(
-            place, f"{shown(value)} is not keys and values", "see docs/compare-with-plan.md, or move the file away"
-        )
+        cure = "see docs/compare-with-plan.md, or move the file away"
+        raise UserError(place, f"{shown(value)} is not keys and values", cure)
     if known and (other := [key for key in value if key not in known]):
         between = " " if place.endswith(":") else "."
         raise UserError(f"{place}{between}{other[0]}", f"there is no such {what}", did_you_mean(str(other[0]), known))

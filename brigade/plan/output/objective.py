@@ -1,14 +1,19 @@
-"""Print what a run learns, where that is which answers are better, and what it takes to compare them."""
+"""Print what is learned where that is which answers are better, what it takes to compare them, and what images take."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
-from ...errors.console import figure
-from ...train.recipe.objectives import ADAPTERS_OFF, ANSWERS, DISTILL, JUDGED, PAIRS, SFT, bytes_of_token
+from ...errors.console import billions, figure
+from ...errors.tables import table
+from ...train.recipe.objectives import ADAPTERS_OFF, DISTILL, SFT, bytes_of_token
 from ..choice.goals import BILLION
+from ..costs.activations import tower_bytes
 from ..costs.estimate import Estimate
-from ..costs.job import Comparison
+from ..costs.job import PROJECTOR, VISION_TOWER, Comparison
 from ..costs.memory import GIB
 from .show import say
+
+WORDS = table(Path(__file__).with_name("words.yaml"))
 
 
 def say_objective(result: Estimate, length: int) -> None:
@@ -16,15 +21,8 @@ def say_objective(result: Estimate, length: int) -> None:
     comparison = result.job.comparison
     if comparison.objective == SFT:
         return
-    rows = {
-        ANSWERS: f"answers, {length:,} tokens each",
-        PAIRS: f"pairs of answers, 2 x {length:,} tokens each",
-        JUDGED: f"judged answers, {length:,} tokens each",
-    }
-    say(
-        "learns",
-        f"{comparison.title}, from {rows[comparison.rows]}. No run was compared with this",
-    )
+    each = WORDS["rows"][comparison.rows]["each"].format(length=length)
+    say("learns", f"{comparison.title}, from {each}. No run was compared with this")
     for number, line in enumerate(_compared(result)):
         say("" if number else "compares", line)
 
@@ -64,3 +62,31 @@ def _compared(result: Estimate) -> Iterator[str]:
         if comparison.kept:
             size = BILLION * bytes_of_token(comparison.kept, job.shape.vocab) / GIB
             yield f"{comparison.kept:,} words of each token: {size:,.0f} GiB of disk on each host for a billion supervised tokens"
+
+
+PARTS = {VISION_TOWER: "vision tower", PROJECTOR: "projector"}
+
+
+def say_images(result: Estimate) -> None:
+    """Print nothing where there are none."""
+    job, images = result.job, result.job.images
+    if not images:
+        return
+    size = f"{images.width:,} x {images.height:,} pixels"
+    size += ", as is assumed without --image-size" if images.assumed else ""
+    each = images.each
+    becomes = f"{each.tokens:,} tokens and {each.patches:,} patches each"
+    say("images", f"{images.per_sample:g} in a sample, {size}: {becomes}")
+    share = f"{images.tokens / job.sequence:.0%}"
+    of_images = f"{images.tokens:,.0f} of the {job.sequence:,} tokens of a sequence are images' ({share})"
+    say("", f"{of_images}, in speed and duration too")
+    tower, projector = (billions(count) for count in (images.tower.parameters, images.tower.projector))
+    trains = " and ".join(PARTS[part] for part in PARTS if part in images.trained)
+    how = "adapters on " if job.method != "full" else ""
+    what = f"{how}the {trains}: trained" if trains else "frozen"
+    say("", f"vision tower {tower} parameters, projector {projector}; {what}")
+    kept, most = tower_bytes(job)
+    took = f"{figure(result.time.images, 2)} of the {figure(result.time.total, 2)} s of a step"
+    say("", f"they keep {kept / GIB:.2f} GiB of a micro-batch on each GPU, {most / GIB:.2f} at most; {took}")
+    unmeasured = "no GPU has measured images, and a rank whose samples have more of them needs more than this mean"
+    say("", f"by formula: {unmeasured}")

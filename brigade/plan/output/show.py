@@ -12,15 +12,13 @@ from ...errors.console import billions, counted, has_width
 from ...train.model.adapters import trains
 from ...train.recipe.objectives import SFT
 from ..choice import averaging_advice, explain, goals, search
-from ..choice.strategies import UNPROVEN
-from ..choice.workload import WITH_LIGER, Candidate, Cluster, Workload
+from ..choice.workload import UNPROVEN, WITH_LIGER, Candidate, Cluster, Workload
 from ..costs.division import division
 from ..costs.estimate import Estimate, intervals, memory_group, parts, time_group, unseen
 from ..costs.host_memory import host
 from ..costs.job import Job
 from ..costs.memory import GIB
-from ..hardware import Gpu, calibration
-from ..hardware.network import joined, links
+from ..hardware import Gpu, calibration, joined, links
 from ..shape.find import named_config, positions_of
 from ..shape.from_config import sparse_attention
 from ..shape.lora import token_parameters
@@ -77,13 +75,8 @@ def warnings(model: str, workload: Workload, device: Gpu) -> list[str]:
     said += of_layers(shape)
     if shape.other and not workload.images:
         towers = [name for key, name in (("vision_config", "vision"), ("audio_config", "audio")) if config.get(key)]
-        tower = (
-            f"{' and '.join(towers)} towers"
-            if len(towers) > 1
-            else "a vision tower"
-            if towers
-            else "more than a decoder"
-        )
+        tower = "a vision tower" if towers else "more than a decoder"
+        tower = f"{' and '.join(towers)} towers" if len(towers) > 1 else tower
         what = f"{billions(shape.other)} parameters, which a run freezes"
         said.append(f"{shape.name} carries {tower} of {what}.")
     if not device.bf16:
@@ -116,11 +109,8 @@ def with_liger(workload: Workload, cluster: Cluster, winner: Candidate) -> None:
     other = search.chosen(search.candidates(replace(workload, kernels=WITH_LIGER), cluster))
     if other and winner.seconds > search.NEAR * other.seconds:
         speed, gain = speed_of(other.estimate)[0], winner.seconds / other.seconds - 1
-        say(
-            "liger",
-            f"with liger-kernel installed and use_liger_kernel: {other.name}, micro-batch {other.estimate.job.micro_batch}, "
-            f"{speed} tokens/s/GPU ({gain:+.0%}); --liger plans with it",
-        )
+        there = f"{other.name}, micro-batch {other.estimate.job.micro_batch}, {speed} tokens/s/GPU ({gain:+.0%})"
+        say("liger", f"with liger-kernel installed and use_liger_kernel: {there}; --liger plans with it")
 
 
 def nothing_fits(found: goals.Answer) -> str:
@@ -222,16 +212,12 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
     if result.may_fit:
         shown, low, high = known(result.shown_gib, *result.shown_interval())
         cache = f"with {result.cache / GIB:.1f} of cache, which torch gives back where memory is short"
-        say(
-            "card",
-            f"nvidia-smi shows {shown} of {result.gpu.memory_gib:.1f} GiB in use ({between(low, high)}), {cache}",
-        )
+        used = f"{shown} of {result.gpu.memory_gib:.1f} GiB in use"
+        say("card", f"nvidia-smi shows {used} ({between(low, high)}), {cache}")
     loading, training, low, high = (f"{size / GIB:,.0f}" for size in (needs.loading, needs.training, *needs.fullest))
     disks = f"; {needs.swapped / 1e9:,.0f} GB of local disk on each" if needs.swapped else ""
-    say(
-        "host",
-        f"{loading} GiB of memory on each while loading, {training} while training (the larger, {between(low, high)}){disks}",
-    )
+    held = f"{loading} GiB of memory on each while loading, {training} while training"
+    say("host", f"{held} (the larger, {between(low, high)}){disks}")
     say("disk", f"{checkpoint(needs.checkpoint)} for a checkpoint")
     step, low, high = known(result.time.total, *result.time_interval())
     say("time", f"{step} s per step ({between(low, high)}): {parts(vars(result.time), 1, 0.005)}")
@@ -239,32 +225,25 @@ def describe(result: Estimate, tokens: float = goals.BILLION, price: float | Non
         usual = "" if job.link else ", as is usual for that GPU: --network says another"
         size = joined(job.link, job.node_size)
         if job.gpus <= size:
-            say(
-                "network",
-                f"NVLink joins all hosts (up to {size} GPUs): {result.gpu.peer_gb_s:,.0f} GB/s between two of them",
-            )
+            rate = f"{result.gpu.peer_gb_s:,.0f} GB/s between two of them"
+            say("network", f"NVLink joins all hosts (up to {size} GPUs): {rate}")
         else:
             say("network", f"{links(result.gpu, job.link, job.node_size).gbit:,.0f} Gbit/s between nodes{usual}")
     if job.replicas.count > 1:
         say("replicas", averaging_advice.described(result))
     fast, slow = factors_of_time(result)
-    speed, slowest, fastest = speed_of(result)
     # 6 N FLOPs per token are those of full fine-tuning: adapters' share of them says nothing.
     mfu = "; MFU {} %, {} to {}".format(*known(result.mfu, result.mfu / slow, result.mfu / fast))
     used = mfu if job.method == "full" else ""
-    say("speed", f"{speed} tokens/s on each GPU, {slowest} to {fastest}{used}")
+    say("speed", "{} tokens/s on each GPU, {} to {}".format(*speed_of(result)) + used)
     spent = [result.hours(tokens) * factor for factor in (1, fast, slow)]
-    hours, low_hours, high_hours = known(*spent)
-    gpu_hours, low, high = known(*(each * job.gpus for each in spent))
+    took = "{} tokens take {} hours, {} to {}".format(goals.tokens_in_words(tokens), *known(*spent))
+    took += "; {} GPU-hours, {} to {}".format(*known(*(each * job.gpus for each in spent)))
     usd, source = goals.price(result.gpu.kind, price)
-    spent_usd = known(*(each * job.gpus * usd for each in spent))
-    money = ", {} USD, {} to {}".format(*spent_usd)
-    money += f", at {usd:g} for an hour of a GPU ({source})"
-    say(
-        "duration",
-        f"{goals.tokens_in_words(tokens)} tokens take {hours} hours, {low_hours} to {high_hours}; "
-        f"{gpu_hours} GPU-hours, {low} to {high}{money if source else ''}",
-    )
+    if source:
+        took += ", {} USD, {} to {}".format(*known(*(each * job.gpus * usd for each in spent)))
+        took += f", at {usd:g} for an hour of a GPU ({source})"
+    say("duration", took)
 
 
 def samples(job: Job) -> str:
@@ -290,10 +269,8 @@ def _notes(result: Estimate) -> Iterator[str]:
     if result.may_fit and not result.fits:
         yield "at the upper end it does not fit: try it on one host first, or shorter sequences or fewer per GPU"
     if result.crowded:
-        yield (
-            "most of a step waits, and published runs of ZeRO-3 on so many ranks took up to 3.8 times as long as predicted "
-            "(docs/evidence/planner-accuracy.md)"
-        )
+        took = "took up to 3.8 times as long as predicted (docs/evidence/planner-accuracy.md)"
+        yield f"most of a step waits, and published runs of ZeRO-3 on so many ranks {took}"
     if result.one_card_seconds > 1.1 * result.time.total:
         longer = known(result.one_card_seconds, *result.time_interval())[0]
         yield f"not measured: a step takes {longer} s if one card of each host does all the work. {goals.MEASURE}"
@@ -311,9 +288,8 @@ def _notes(result: Estimate) -> Iterator[str]:
 def _in_words(group: str) -> str:
     """Return `DeepSpeed over a network that is only named` of the group `zero, named`."""
     of, _, network = group.partition(", ")
-    over = {"": "", "inside a host": " inside a host"}.get(
-        network, f" over a network that is {'only ' * (network == 'named')}{network}"
-    )
+    between_hosts = f" over a network that is {'only ' * (network == 'named')}{network}"
+    over = {"": "", "inside a host": " inside a host"}.get(network, between_hosts)
     return {"zero": "DeepSpeed", "fsdp2": "FSDP2", "ddp": "DDP", "stages": "pipelines"}.get(of, of) + over
 
 

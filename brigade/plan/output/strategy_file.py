@@ -1,8 +1,8 @@
 """Write what lies beside the recipe that `plan --write` writes: the file of a strategy with axes, and a smaller hostfile."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
@@ -11,34 +11,13 @@ from ...train.recipe.files import REPOSITORY, find
 from ...train.recipe.hostfile import read_hostfile
 from ...train.strategy.axis_keys import as_mesh, with_axes
 from ..choice.job_of_recipe import here
-from ..choice.strategies import SHORT
-from ..choice.workload import Candidate
+from ..choice.workload import SHORT, Candidate
 
-# What accelerate's launcher reads, as the files in accelerate_configs/ have it.
-ACCELERATE = """\
-# {name}
-# accelerate launch --config_file {path} train.py --accelerate_config {path} --recipe {recipe}
-# Named twice: accelerate's launcher reads of it what starts the ranks, and does not know all of the axes.
-# On each host: --machine_rank 0, 1, ... and one main_process_ip that all of them reach.
-compute_environment: LOCAL_MACHINE
-distributed_type: {kind}
-num_machines: {nodes}
-num_processes: {ranks}  # ranks on all hosts
-machine_rank: 0
-main_process_ip: {host}
-main_process_port: 29500
-"""
-FSDP = """\
-fsdp_config:
-  fsdp_version: 2  # accelerate's own default is 1, which is deprecated
-  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
-  fsdp_reshard_after_forward: true
-  fsdp_state_dict_type: SHARDED_STATE_DICT
-"""
+# What accelerate's launcher reads, as the files in accelerate_configs/ have it; its end is FSDP's alone.
+ACCELERATE = Path(__file__).with_name("accelerate_template.txt")
 
 
-@dataclass(frozen=True)
-class StrategyFile:
+class StrategyFile(NamedTuple):
     """key: of a recipe's `cluster:`, which names it; path: where it goes; text: what it says"""
 
     key: str
@@ -59,23 +38,23 @@ def strategy_file(candidate: Candidate, recipe: str, folder: Path, hostfile: str
     sizes = "_".join(f"{SHORT[axis].lower()}{size}" for axis, size in axes.used.items())
     sizes += f"x{axes.virtual}" if axes.virtual > 1 else ""
     if file.endswith(".json"):
-        path = _place("ds_configs", f"{Path(file).stem}_{sizes}.json", folder, ours(folder))
+        path = _place("ds_configs", f"{Path(file).stem}_{sizes}.json", folder)
         config = with_axes(json.loads((REPOSITORY / file).read_text()), axes)
         return StrategyFile("ds_config", path, json.dumps(config, indent=2) + "\n")
-    path = _place(
-        "accelerate_configs", f"{file or 'ddp'}_{sizes}_{job.nodes}x{job.node_size}.yaml", folder, ours(folder)
-    )
+    path = _place("accelerate_configs", f"{file or 'ddp'}_{sizes}_{job.nodes}x{job.node_size}.yaml", folder)
     mesh = {f"parallelism_config_{key}": size for key, size in _mesh(candidate).items()}
-    text = ACCELERATE.format(
+    hosts = read_hostfile(find(hostfile, "flag --hostfile", "hostfile")) if hostfile else ["node1"]
+    for_all, key, of_fsdp = ACCELERATE.read_text(encoding="utf-8").partition("fsdp_config:")
+    text = for_all.format(
         name=candidate.name,
         path=here(path),
         recipe=recipe,
         kind="FSDP" if file else "MULTI_GPU",
         nodes=job.nodes,
         ranks=job.gpus,
-        host=_first_host(hostfile) if job.nodes > 1 else "127.0.0.1",
+        host=next(iter(hosts)) if job.nodes > 1 else "127.0.0.1",
     )
-    text += FSDP * bool(file) + yaml.safe_dump({"parallelism_config": mesh}, sort_keys=False)
+    text += f"{key}{of_fsdp}" * bool(file) + yaml.safe_dump({"parallelism_config": mesh}, sort_keys=False)
     return StrategyFile("accelerate_config", path, text)
 
 
@@ -117,10 +96,6 @@ def _mesh(candidate: Candidate) -> Fields:
     return groups | as_mesh(job.axes)
 
 
-def _place(kind: str, name: str, folder: Path, belongs: bool) -> Path:
+def _place(kind: str, name: str, folder: Path) -> Path:
     shipped = REPOSITORY / kind / name
-    return shipped if belongs or shipped.is_file() else folder.resolve() / name
-
-
-def _first_host(hostfile: str | None) -> str:
-    return next(iter(read_hostfile(find(hostfile, "flag --hostfile", "hostfile")))) if hostfile else "node1"
+    return shipped if ours(folder) or shipped.is_file() else folder.resolve() / name

@@ -17,31 +17,16 @@ from ...train.model.rope import positions_by
 from ...train.recipe.files import REPOSITORY
 from ...train.recipe.method import METHODS
 from ...train.recipe.objectives import SFT
+from ..choice import job_of_recipe
 from ..choice.goals import TOKENS, own_tokens
-from ..choice.job_of_recipe import (
-    BESIDE,
-    PublishedModel,
-    RecipePlan,
-    here,
-    load_plan,
-    published_model,
-    published_models,
-)
 from ..choice.workload import WITH_LIGER, Candidate, Workload
 from ..costs.host_memory import host
 from ..costs.job import Job
 from ..shape.find import RECIPES, config_of, positions_of, stretches
-from .header import header, replaced
+from .show_recipe import header, replaced
 from .strategy_file import as_document, hosts_file, ours, strategy_file
 
-# Per method and size in parameters: what a first run takes. Adapters take ten times the rate of all weights
-# (thinkingmachines.ai/blog/lora), and large models less than small ones.
-RATES = {
-    "full": ((2e9, "2.0e-5"), (1e12, "1.0e-5")),
-    "lora": ((2e10, "2.0e-4"), (1e12, "1.0e-4")),
-    "qlora": ((2e10, "2.0e-4"), (1e12, "1.0e-4")),
-}
-PREFERENCES = Path(__file__).with_name("preferences.yaml")
+FIRST_RUN = table(Path(__file__).with_name("first_run.yaml"))
 CHATS = "trl-lib/Capybara"
 LONG = 1.0  # hours
 TEMPLATE = Path(__file__).with_name("recipe_template.txt")
@@ -52,7 +37,7 @@ RULE = "|---|--:|---|---|---|--:|--:|--:|---|"  # under the head of its table
 def body(
     candidate: Candidate,
     workload: Workload,
-    source: PublishedModel,
+    source: job_of_recipe.PublishedModel,
     hostfile: str | None,
     strategy: Document,
     rope: Document | None = None,
@@ -101,9 +86,8 @@ def body(
     of_base = "of words that a base model knows" if ordinary else "a base model has none; its tokenizer has the tokens"
     texts["why_template"] = of_base if source.base else "renders as the model's own, which has no generation marks"
     asked = candidate.kernels in WITH_LIGER
-    texts["why_liger"] = (
-        "as `plan --liger` counts" if asked else "where this host's GPUs prove them faster (docs/gpu.md)"
-    )
+    proven = "where this host's GPUs prove them faster (docs/gpu.md)"
+    texts["why_liger"] = "as `plan --liger` counts" if asked else proven
     texts |= _of_answers(job) if workload.objective == SFT else _of_preferences(workload)
     texts["checkpoint"] = f"{size / 1e12:.1f} TB" if size >= 1e12 else f"{figure(size / 1e9, 0)} GB"
     texts |= {} if hostfile else {"no_hostfile": "null"}
@@ -127,15 +111,14 @@ def _leaves_compiling(candidate: Candidate, workload: Workload) -> str | None:
 
 
 def _of_answers(job: Job) -> dict[str, str]:
-    rate = next(rate for most, rate in RATES[job.method] if job.shape.parameters < most)
+    rate = next(rate for most, rate in FIRST_RUN["answers"][job.method] if job.shape.parameters < most)
     packing = {"packing": "true"} if job.packed else {"not_masked": "false"}
     return packing | {"chats": CHATS, "learning_rate": rate, "warmup": "0.05"}
 
 
 def _of_preferences(workload: Workload) -> dict[str, str]:
     """Return what the template says of preferences. A sequence is one pair or answer: packed, steps would have more or fewer."""
-    known = table(PREFERENCES)
-    data, rates = known["data"][workload.comparison.rows], known["rates"][workload.objective]
+    data, rates = FIRST_RUN["data"][workload.comparison.rows], FIRST_RUN["rates"][workload.objective]
     rate = rates["full" if workload.method == "full" else "adapters"]
     texts = {"preferences": data["dataset"], "columns": data["columns"]}
     return texts | {"preference_rate": rate, "why_rate": rates["source"], "warmup": "0.1"}
@@ -158,7 +141,7 @@ def rope_for(model: str, workload: Workload) -> Document | None:
     """
     document = read_config(config_of(model))
     positions = positions_of(document)
-    rope = published_model(model).rope_parameters if positions and workload.length > positions else None
+    rope = job_of_recipe.published_model(model).rope_parameters if positions and workload.length > positions else None
     most = positions_by(rope, positions)
     if not most or workload.length <= most:
         return rope
@@ -166,9 +149,8 @@ def rope_for(model: str, workload: Workload) -> Document | None:
     if stretches(document) and positions:
         factor = f"{math.ceil(workload.length / positions):.1f}"
         words = f"{{rope_type: yarn, factor: {factor}, original_max_position_embeddings: {positions}}}"
-        cure += (
-            f"; or write that recipe, give it max_length: {workload.length} and rope_parameters: {words}, and plan it"
-        )
+        stretched = f"max_length: {workload.length} and rope_parameters: {words}"
+        cure += f"; or write that recipe, give it {stretched}, and plan it"
         problem += ", and its maker names no stretch beyond them"
     raise UserError("flag --max_length", f"{workload.length} tokens, but {workload.shape.name} {problem}", cure)
 
@@ -185,22 +167,21 @@ def write(candidate: Candidate, workload: Workload, model: str, to: Path, hostfi
     Raises UserError, before anything is written, where a file of another content is in the way, and of sequences longer than the
     model's positions.
     """
-    source, config = published_model(model), config_of(model)
+    source, config = job_of_recipe.published_model(model), config_of(model)
     path = recipe_path(to, workload.method)
     job = candidate.estimate.job
     rope = rope_for(model, workload)
-    file = strategy_file(candidate, here(path), path.parent, hostfile)
+    file = strategy_file(candidate, job_of_recipe.here(path), path.parent, hostfile)
     if file and ours(path.parent) and not file.path.exists():  # a recipe of ours says what no file there is for
         file = None
-    strategy = {file.key: here(file.path)} if file else strategy_keys(candidate)
+    strategy = {file.key: job_of_recipe.here(file.path)} if file else strategy_keys(candidate)
     hosts = hosts_file(candidate, path.parent, hostfile)
-    text = body(candidate, workload, source, here(hosts.path) if hosts else hostfile, strategy, rope)
-    there, files = path.exists(), {path.with_name(BESIDE): config.read_bytes()}
+    text = body(candidate, workload, source, job_of_recipe.here(hosts.path) if hosts else hostfile, strategy, rope)
+    there, files = path.exists(), {path.with_name(job_of_recipe.BESIDE): config.read_bytes()}
     if hosts:
         files[hosts.path] = hosts.text.encode()
-    if file and not (
-        file.path.exists() and file.path.parent != path.parent.resolve()
-    ):  # else shared, and taken as it is
+    shared = file and file.path.exists() and file.path.parent != path.parent.resolve()  # and taken as it is
+    if file and not shared:
         files[file.path] = file.text.encode()
     for name, content in files.items():
         if name.exists() and name.read_bytes() != content:
@@ -212,9 +193,12 @@ def write(candidate: Candidate, workload: Workload, model: str, to: Path, hostfi
         for name, content in files.items():
             draft.with_name(name.name).write_bytes(content)
         for name in files:
-            drafted = drafted.replace(here(name), str(draft.with_name(name.name)))
+            drafted = drafted.replace(job_of_recipe.here(name), str(draft.with_name(name.name)))
         draft.write_text(drafted, encoding="utf-8")
-        text = header(load_plan(draft, job.link, path)).replace(folder, here(path.parent)) + text
+        text = (
+            header(job_of_recipe.load_plan(draft, job.link, path)).replace(folder, job_of_recipe.here(path.parent))
+            + text
+        )
     missing = {name: content for name, content in files.items() if not name.exists()}
     if not there:
         missing = {path: text.encode()} | missing
@@ -229,22 +213,22 @@ def write(candidate: Candidate, workload: Workload, model: str, to: Path, hostfi
 
 
 def _in_the_way(path: Path, cure: str) -> UserError:
-    return UserError(here(path), "it is there already with other content, and is not overwritten", cure)
+    return UserError(job_of_recipe.here(path), "it is there already with other content, and is not overwritten", cure)
 
 
 # ---- all headers ----
-def recipe_plans(recipes: Iterable[Path] | None = None) -> list[RecipePlan]:
+def recipe_plans(recipes: Iterable[Path] | None = None) -> list[job_of_recipe.RecipePlan]:
     """Return every recipe of ours that names a GPU, small models first. One that names none (recipes/tiny) runs anywhere.
 
     recipes: default: those in the folders of models.yaml, for users have their own recipes beside them
     """
-    ours = (path for path in sorted(RECIPES.glob("*/*.yaml")) if path.parent.name in published_models())
-    plans = [load_plan(path) for path in (ours if recipes is None else recipes)]
+    ours = (path for path in sorted(RECIPES.glob("*/*.yaml")) if path.parent.name in job_of_recipe.published_models())
+    plans = [job_of_recipe.load_plan(path) for path in (ours if recipes is None else recipes)]
     kept = [plan for plan in plans if plan.settings.recipe.cluster.gpu]
     return sorted(kept, key=lambda plan: (plan.estimate.job.shape.parameters, plan.estimate.job.gpus, plan.path))
 
 
-def row(plan: RecipePlan) -> str:
+def row(plan: job_of_recipe.RecipePlan) -> str:
     """Return a recipe's line of the table in recipes/README.md."""
     result, shape, name = plan.estimate, plan.estimate.job.shape, plan.path.removeprefix("recipes/")
     cells = (
@@ -270,7 +254,7 @@ def refresh(check: bool, recipes: Iterable[Path] | None = None) -> list[str]:
     texts[OVERVIEW] = "\n".join([f"{head}{rule}", *map(row, plans), "", rest])
     for path, text in texts.items():
         if path.read_text() != text:
-            changed.append(here(path))
+            changed.append(job_of_recipe.here(path))
             if not check:
                 write_file(path, text)
     return changed

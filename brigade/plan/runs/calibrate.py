@@ -2,29 +2,121 @@
 
 A run inside one node gives the efficiency with which the formulas' step time becomes the measured one: predicted / measured. A
 run over several nodes then gives the network's factor, by bisection, given that efficiency. A GPU kind's factor is the median
-over its runs: one that a broken cable or a busy file system slowed down moves it little.
+over its runs: one that a broken cable or a busy file system slowed down moves it little. record() keeps the Job of a run in its
+run.yaml.
 """
 
 import math
+import statistics
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from ...errors import UserError
-from ...errors.tables import Fields
+import yaml
+from pydantic import TypeAdapter
+
+from ...errors import UserError, shortened
+from ...errors.tables import Document, Fields
+from ...train.host import files
 from ...train.recipe.files import read_yaml
-from ..choice.job_record import job_of_record
 from ..costs.job import Job
 from ..costs.step_time import StepTime, step_time
-from ..hardware import Gpu, calibration, gpu
-from ..hardware.write_factors import fold, write
+from ..hardware import Gpu, calibration, gpu, links
+from ..shape.from_code import MeasuredShape
+from ..shape.model_shape import ModelShape
+
+
+def take_network(
+    kind: str, named: str, measured: float, ranks: int, node_size: int, link: str, file: Path
+) -> list[str]:
+    """Fold a bandwidth that was measured without a run into the network's factor of `kind`, and write `file`.
+
+    Returns what changed, a line each.
+
+    named: of the measurement; the same hosts' next one takes its place
+    measured: GB/s of bus bandwidth over all `ranks`; link: as a recipe names it, "" for what is usual
+    """
+    supposed = links(replace(gpu(kind), efficiency=1.0, network=1.0), link, node_size).ring(ranks, 1)[0]
+    factors: Fields = calibration.read(file)["factors"]
+    lines: list[str] = []
+    factors[kind] = fold(factors.get(kind, {}), "network", {Path(named): measured * 1e9 / supposed}, kind, lines)
+    write(file, factors)
+    return lines
+
+
+def fold(entries: Fields, name: str, found: dict[Path, float], kind: str, lines: list[str]) -> Fields:
+    """Return `entries` with the factors of runs in the entry `name`, and a line on what became of it."""
+    if not found:
+        return entries
+    old = entries.get(name, {"factor": "none", "runs": {}})
+    runs = old["runs"] | {str(folder): round(factor, 4) for folder, factor in found.items()}
+    before, factor = old["factor"], round(statistics.median(runs.values()), 4)
+    change = f"stays {factor}" if before == factor else f"{before} -> {factor}"
+    spread = f"s, {min(runs.values())} to {max(runs.values())}" if len(runs) > 1 else ""
+    lines.append(f"{kind}: {name} {change} ({len(runs)} run{spread})")
+    return entries | {name: {"factor": factor, "runs": runs}}
+
+
+def write(file: Path, factors: Fields) -> None:
+    """Replace the section `factors`; all else of the file stays as its owner wrote it."""
+    kept: list[str] = []
+    inside = False
+    for line in file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else ():
+        if line[:1] not in (" ", "\t", "\n", "\r", "#", ""):
+            inside = line.startswith("factors:")
+        if not inside or line.startswith("#"):
+            kept.append(line)
+    text = "".join(kept) or "# Measured on this cluster; brigade/plan/hardware/calibration.py says what belongs here.\n"
+    section = yaml.safe_dump({"factors": factors}, sort_keys=False, width=120)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        files.write(file, text.rstrip("\n") + "\n" + section)
+    except OSError as error:
+        problem = f"it cannot be written: {error.strerror}"
+        raise UserError(str(file), problem, "name another file: --calibration FILE") from None
+    calibration.once.cache_clear()
+
+
+def record(job: Job) -> Fields:
+    """Return a Job as plain values, for YAML: those that differ from the defaults."""
+    return dict(_plain(job))
+
+
+def _plain(value: object) -> Any:
+    if is_dataclass(value):
+        values = {field.name: (getattr(value, field.name), field.default) for field in fields(value)}
+        return {name: _plain(own) for name, (own, default) in values.items() if own != default}
+    if isinstance(value, frozenset):
+        return sorted(value)
+    return list(map(_plain, value)) if isinstance(value, tuple) else value
+
+
+def job_of_record(values: Document, place: str) -> Job:
+    """Return the Job that record() wrote. Raises UserError at `place` for anything else."""
+    try:
+        known = {**values, "shape": _shape(values["shape"])}
+        compared = known.get("comparison")
+        if compared:
+            known["comparison"] = compared | {"shape": _shape(compared.get("shape"))}
+        return TypeAdapter(Job).validate_python(known, extra="forbid")
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        problem = f"it is no configuration that this version of Brigade writes ({shortened(str(error), 160)})"
+        raise UserError(place, problem, "run the recipe once more") from None
+
+
+def _shape(values: Document | None) -> ModelShape | None:
+    if values is None:
+        return None
+    measured = not values.keys() <= {field.name for field in fields(ModelShape)}  # counted in the model's code
+    return TypeAdapter(MeasuredShape if measured else ModelShape).validate_python(values, extra="forbid")
+
 
 NETWORK = (1 / 64, 64.0)  # between which a network's factor is looked for
 LEAST_WAIT = 0.1  # of a step that has to wait for the network: where computing hides it, noise would decide its factor
 
 
-@dataclass(frozen=True)
-class MeasuredRun:
+class MeasuredRun(NamedTuple):
     """A run whose steps were measured. seconds: of a step"""
 
     folder: Path
@@ -38,8 +130,7 @@ def read_run(folder: Path) -> MeasuredRun:
     if not path.is_file():
         raise UserError(str(folder), "there is no run.yaml in it", "name the output directory of a run")
     record = read_yaml(path).get("run") or {}
-    key = "promise" if "promise" in record and "prediction" not in record else "prediction"  # the first in older runs
-    entry, place = record.get(key), f"{path}: run.{key}"
+    entry, place = record.get("prediction"), f"{path}: run.prediction"
     if not isinstance(entry, dict):
         problem = "this run measured nothing: it did not reach its tenth step, or is older than estimates are"
         raise UserError(place, problem, "let a run take ten steps, and name its directory")

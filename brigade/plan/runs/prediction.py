@@ -2,29 +2,35 @@
 
 import math
 import sys
+import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
+from transformers import TrainerCallback
 
 from ...errors import first_line
 from ...errors.tables import Fields
+from ...train.distributed import ranks
 from ...train.host import control_groups
 from ...train.model.attention import SAMPLE_BY_SAMPLE
 from ...train.run.directory import Run, add_to_record
 from ...train.upstream import attention_of
-from ...train.watch.throughput import STATES, STEPS, WARM_UP, device_name
+from ...train.watch.measured_states import OneStep
+from ...train.watch.throughput import STATES, STEPS, WARM_UP, Meter, device_name
 from .. import hardware
-from ..choice import job_of_run, job_record
+from ..choice import job_of_run
 from ..choice.job_of_run import NotCovered
 from ..costs.estimate import estimate
 from ..costs.host_memory import copied, whole_on_gpu
 from ..costs.job import Job
 from ..costs.memory import GIB
 from ..hardware import calibration
+from .calibrate import record
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, TrainerControl, TrainerState, TrainingArguments
+
 
 WAITING = 0.1  # of a step: the share of waiting for data from which on it is named as the reason
 FOUR_BITS = "leave load_in_4bit out: LoRA's base is read by shards; or take GPUs with more memory"
@@ -98,10 +104,9 @@ def _outside(predicted: Prediction, measured: Measured) -> str:
         share = measured.data_time / seconds
         findings.append(f"it waits for data during {share:.0%} of a step (more dataloader_num_workers help)")
     elif not fast <= seconds <= slow:
-        findings.append(
-            f"it is {'slower' if seconds > slow else 'faster'} than estimated; if this cluster is always so, `python -m brigade "
-            "plan --calibrate` with this run's directory teaches it to the planner"
-        )
+        teaches = "`python -m brigade plan --calibrate` with this run's directory teaches it to the planner"
+        how = "slower" if seconds > slow else "faster"
+        findings.append(f"it is {how} than estimated; if this cluster is always so, {teaches}")
     text = ", and ".join(findings)
     return text[:1].upper() + text[1:] + "." if text else ""
 
@@ -155,7 +160,7 @@ def compare(run: Run, config: "PreTrainedConfig", trained: int, seen: dict[str, 
             reason = f"the formulas fail on it ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
     if device or name != "cpu":  # nobody plans for a CPU, unless they describe it as a kind of GPU
         print(*report(predicted, measured, reason), sep="\n", flush=True)
-    job = {"job": job_record.record(usual)} if predicted and usual else {}
+    job = {"job": record(usual)} if predicted and usual else {}
     add_to_record(run, "prediction", entry(predicted, measured, device, reason) | job)
 
 
@@ -226,3 +231,71 @@ def fails_to_load(run: Run, config: "PreTrainedConfig") -> tuple[str, str] | Non
 
 def _compared(needed: float, there: float) -> str:
     return f"{needed / GIB:.1f} GiB by the planner's count, and it has {there / GIB:.1f}"
+
+
+class CompareWithPlan(TrainerCallback):
+    """Count the steps of this process, resumed or not, and measure them. It runs on every rank, for the slowest and fullest rank
+    decides.
+
+    config: the model's; trained: parameters with gradients
+    """
+
+    def __init__(self, run: Run, meter: Meter, config: "PreTrainedConfig", trained: int) -> None:
+        self.run, self.meter, self.config, self.trained = run, meter, config, trained
+        self.steps, self.began = 0, 0.0
+        self.states: OneStep | None = None  # of one step within the warm-up
+        self.bytes = (0, 0, 0)
+
+    def on_substep_end(
+        self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **_: object
+    ) -> None:
+        if self.states:
+            self.states.on_substep_end(args, state, control)
+
+    def on_step_end(
+        self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **given: object
+    ) -> None:
+        self.steps += 1
+        if self.steps == WARM_UP - 2 and "model" in given:
+            self.states = OneStep(args, state, control, **given)
+        elif self.states:
+            self.bytes, self.states = self.states.end(args, state, control), None
+        if self.steps == WARM_UP:
+            self.began = self._training_time()
+        elif self.steps == STEPS:
+            seconds = (self._training_time() - self.began) / (STEPS - WARM_UP)
+            measured = largest_of_ranks(self.meter, seconds, self.bytes)
+            if self.run.world.is_main_rank:
+                compare(self.run, self.config, self.trained, measured)
+
+    def _training_time(self) -> float:
+        """Return the seconds without pauses, when the device has done what it was given."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter() - self.meter.paused_ever
+
+
+def largest_of_ranks(meter: Meter, seconds: float, states: tuple[int, ...]) -> dict[str, float]:
+    """Return the largest figures of any rank, for steps that took so many seconds each. A collective.
+
+    states: bytes of STATES on this rank
+    """
+    usual = [about for abouts, _ in meter.first[WARM_UP:] for about in abouts]
+    every = [about for abouts, _ in meter.first for about in abouts]
+    waited = sum(waited for _, waited in meter.first[WARM_UP:]) / (STEPS - WARM_UP)
+    meter.first, meter.first_steps = [], 0  # done with
+    slots, tokens = sum(about.slots for about in usual), max(1, sum(about.tokens for about in usual))
+    row = {
+        "tokens": slots / len(usual),
+        "attended": sum(about.squared_lengths for about in usual) / tokens,
+        "labelled": sum(about.logits for about in usual) / slots,
+        "length": sum(about.slots * about.length for about in usual) / slots,
+        "largest": max(about.slots for about in every),
+        "most_labelled": max(about.logits for about in every),
+        "seconds": seconds,
+        "waited": waited,
+        "allocated": meter.training_peak_gib(),
+        **{name: size / 2**30 for name, size in zip(STATES, states, strict=True)},
+    }
+    of_ranks = ranks.gather(row)
+    return {key: max(other[key] for other in of_ranks) for key in row}

@@ -138,7 +138,6 @@ def _smallest(run: Run, config: "PreTrainedConfig", own: Estimate, limit: float)
     then those with fewer flags, then the fastest."""
     changes = _changes(run, config, own)
     found: list[Way] = []
-    allowed = functools.cache(lambda change: _is_allowed(run, config, own, change))
     following = functools.cache(lambda change: _following(run, config, own, change))
 
     def order(way: Way) -> tuple[bool, int, float]:
@@ -154,7 +153,7 @@ def _smallest(run: Run, config: "PreTrainedConfig", own: Estimate, limit: float)
                 continue
             tried = (_way(run, config, own, chosen) for chosen in itertools.product(*(changes[kind] for kind in kinds)))
             fitting = [way for way in tried if way and way.estimate.fits and way.estimate.device_gib < limit]
-            possible = (way for way in sorted(fitting, key=order) if all(map(allowed, way.changes)))
+            possible = (way for way in sorted(fitting, key=order) if all(map(following, way.changes)))
             found += itertools.islice((way for way in possible if not _exceeds_the_host(way)), 1)
         if len(found) >= MOST:
             break
@@ -210,9 +209,8 @@ def _files(world: World) -> Iterator[tuple[str, Path]]:
     here = f"_{world.size // world.local_size}x{world.local_size}"
     for path in sorted((REPOSITORY / "ds_configs").glob("*.json")):
         yield "ds_config", path
-    for path in sorted(
-        (REPOSITORY / "accelerate_configs").glob("*.yaml"), key=lambda path: (not path.stem.endswith(here), path)
-    ):
+    configs = (REPOSITORY / "accelerate_configs").glob("*.yaml")
+    for path in sorted(configs, key=lambda path: (not path.stem.endswith(here), path)):
         yield "accelerate_config", path
 
 
@@ -222,9 +220,8 @@ def _way(run: Run, config: "PreTrainedConfig", own: Estimate, changes: tuple[Cha
     for change in changes:
         values |= change.values
     settings, strategy = run.settings.with_training(**values), run.strategy
-    settings = replace(
-        settings, by_proof=tuple(key for key in settings.by_proof if key not in values)
-    )  # a flag decides it
+    left_to_proofs = tuple(key for key in settings.by_proof if key not in values)  # a flag decides the others
+    settings = replace(settings, by_proof=left_to_proofs)
     try:
         named = dict(change.strategy for change in changes if change.strategy)
         if named:
@@ -244,24 +241,17 @@ def _way(run: Run, config: "PreTrainedConfig", own: Estimate, changes: tuple[Cha
 
 
 def _following(run: Run, config: "PreTrainedConfig", own: Estimate, change: Change) -> Next | None:
-    """Return how the command goes on with this change; None where it cannot."""
+    """Return how the command goes on with this change; None where the model, this host or the run's directory do not allow it, as
+    train.py would find when it begins (step/preflight.py)."""
     way = _way(run, config, own, (change,))
-    return after(run, way.run) if way else None
-
-
-def _is_allowed(run: Run, config: "PreTrainedConfig", own: Estimate, change: Change) -> bool:
-    """Return whether the model, this host and the run's directory allow a change, as train.py would find when it begins
-    (step/preflight.py)."""
-    way = _way(run, config, own, (change,))
+    if way is None:
+        return None
     try:
-        if way and after(run, way.run) is None:
-            return False
-        if way:
-            preflight.check_host(way.run.settings, way.run.strategy, way.run.world)
-            preflight.check_strategy(way.run, config)
+        preflight.check_host(way.run.settings, way.run.strategy, way.run.world)
+        preflight.check_strategy(way.run, config)
     except UserError:
-        return False
-    return way is not None
+        return None
+    return after(run, way.run)
 
 
 def _exceeds_the_host(way: Way) -> bool:

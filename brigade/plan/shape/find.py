@@ -63,9 +63,8 @@ def config_of(name: str) -> Path:
 def positions_of(config: Document) -> int | None:
     """Return how many tokens of a sequence the text model has positions for, as far as its config.json says."""
     text = config.get("text_config") or config
-    found = (
-        text.get(name) for name in ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
-    )
+    names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+    found = map(text.get, names)
     return next((positions for positions in found if isinstance(positions, int)), None)
 
 

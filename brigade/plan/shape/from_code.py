@@ -15,17 +15,14 @@ from ...train.model.config_json import ALIASES
 from ...train.model.per_layer import widest_head
 from ...train.model.sizes import beyond_texts
 from ...train.upstream.experts import beside_mamba, taken_for_experts
+from . import built
 from .from_config import scales_logits, windows
-from .layer_sizes import FLASH_WIDTH, keeps_fp32, largest, router_reads_fp32, sizes_of_layers
-from .mixers import APART, linear_layers, mixer_of
 from .model_shape import Family, Mixer, ModelShape
-from .remembered import remembered
 
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedConfig
 
-ATTENTION = re.compile(r"attn|attention")
 ACTIVATIONS = ("hidden_act", "mlp_hidden_act")
 EXPERTS = re.compile(r"(^|\.)experts\.")
 FUSED_QKV = ("qkv_proj", "query_key_value", "c_attn", "Wqkv", "qkv")
@@ -65,24 +62,22 @@ def shape_from_model(config: Document, name: str = "") -> MeasuredShape:
 
     Raises UserError where Transformers cannot build it, or it is no decoder of attention.
     """
-    description = remembered(config, {"described": True}, lambda: asdict(_describe(config)))
+    description = built.remembered(config, {"described": True}, lambda: asdict(_describe(config)))
     return TypeAdapter(MeasuredShape).validate_python(description | {"name": name or description["name"]})
 
 
 def _describe(config: Document) -> MeasuredShape:
     import torch
 
-    from .built import build, decoder_layers
-
     with torch.device("meta"):
-        model = build(config)
+        model = built.build(config)
     text, kind = model.config.get_text_config(), str(config.get("model_type"))
-    _, _, layers = decoder_layers(model)
-    sizes = sizes_of_layers(kind, text, layers)
-    most = largest(sizes)
+    _, _, layers = built.decoder_layers(model)
+    sizes = built.sizes_of_layers(kind, text, layers)
+    most = built.largest(sizes)
     types = list(map(str, getattr(text, "layer_types", None) or ()))
-    mixer, attending = mixer_of(types, layers)
-    apart = mixer is not None and not set(APART).isdisjoint(types)
+    mixer, attending = built.mixer_of(types, layers)
+    apart = mixer is not None and not set(built.APART).isdisjoint(types)
     _check_attention(kind, text, attending, mixer)
 
     def number(key: str, default: int = 0) -> int:
@@ -106,10 +101,8 @@ def _describe(config: Document) -> MeasuredShape:
     experts = int(moe[0]["experts"]) if moe else 0
     latent = getattr(text, "moe_latent_size", None)
     if latent:
-        problem = (
-            f"the formulas describe experts that read the residual stream, and its read {latent} numbers made of it"
-        )
-        raise UserError(f"model_type {kind!r}", problem, "measure it with a short run instead")
+        problem = f"the formulas describe experts that read the residual stream, and its read {latent} numbers"
+        raise UserError(f"model_type {kind!r}", f"{problem} made of it", "measure it with a short run instead")
     each = sum(one["in_experts"] for one in moe) // len(moe) // experts if moe else 0
     names = [name for name, _ in layers.named_parameters()]
     gated_experts = any("gate" in name or "w3" in name for name in names if EXPERTS.search(name))
@@ -117,39 +110,27 @@ def _describe(config: Document) -> MeasuredShape:
     gated = max(one["mlp"] for one in dense) > 2.5 * hidden * ffn if dense else gated_experts
     if apart:  # by name: other layers have no MLP, and mixers have matrices as large
         gated = any("gate_proj" in name or "gate_up_proj" in name for name in names)
+    made = 0 if most else _built_width([*attending, *layers], hidden)
     if most:
         ffn = most.ffn
-    elif (built := _built_width([*attending, *layers], hidden)) not in (
-        0,
-        ffn,
-    ):  # LFM2's code makes less than its config says
-        ffn, gated = built, True
+    elif made not in (0, ffn):  # LFM2's code makes less than its config says
+        ffn, gated = made, True
     into = model.get_input_embeddings().weight
     tied = output is None or output.weight is into
     beside = {id(p): p.numel() for part in beyond_texts(model).values() for p in part.parameters()}
     embeddings = {id(m.weight): m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     embeddings = {place: count for place, count in embeddings.items() if place not in beside}
     second = number("hidden_size_per_layer_input")
-    norms = [
-        (n, m)
-        for n, m in attending[0].named_modules()
-        if "Norm" in type(m).__name__ and getattr(m, "weight", None) is not None
-    ]
     window, windowed = windows(text.to_dict(), len(layers))
     first, last = ([name for name, _ in attending[place].named_modules()] for place in (0, -1))
     key_value_heads = most.kv_heads if most else _key_value_heads(attending[-1], heads, head_dim)
     family = Family(
         gated=gated,
-        norms=sum(m.weight.numel() == hidden and not ATTENTION.search(n.rpartition(".")[0]) for n, m in norms),
-        qk_norm=any(re.search(r"(q|k|query|key)_(layer)?norm$", name) for name, _ in norms),
-        layer_norm=any(isinstance(module, torch.nn.LayerNorm) for _, module in norms),
-        fp32_norm=bool(norms) and keeps_fp32(norms[0][1]),
+        **built.norms_of(attending[0], hidden),
         capped=bool(getattr(text, "final_logit_softcapping", None)),
-        fp32_router=bool(moe) and router_reads_fp32(model, hidden),
+        fp32_router=bool(moe) and built.router_reads_fp32(model, hidden),
         squared=any(getattr(text, key, None) == "relu2" for key in ACTIVATIONS),
         scaled=scales_logits(text.to_dict()),
-        v_norm=any(name.endswith("v_norm") for name in first),
-        norm_bias=any(getattr(module, "bias", None) is not None for _, module in norms),
         tied=tied,
         fused_qkv=any(name.rpartition(".")[2] in FUSED_QKV for name in last),
         fused_gate=any(name.endswith("gate_up_proj") for name in first),
@@ -184,7 +165,7 @@ def _describe(config: Document) -> MeasuredShape:
         windowed_layers=windowed,
         other=sum(beside.values()),
         sizes=sizes,
-        masked=bool(sizes) and widest_head(text) > FLASH_WIDTH,
+        masked=bool(sizes) and widest_head(text) > built.FLASH_WIDTH,
         per_layer_input=second,
         looked_up=max(embeddings.values()) if second else 0,
         family=family,
@@ -202,7 +183,7 @@ def _projections(layer: "nn.Module") -> tuple[tuple[int, int], ...]:
     """The widths of the linear layers of attention with a latent vector, its output's at the end; () where they are not clear.
     Without those that choose tokens (an indexer)."""
     inside = _attention_of(layer)
-    found = [(name, module) for name, module in linear_layers(layer) if name in inside and "indexer" not in name]
+    found = [(name, module) for name, module in built.linear_layers(layer) if name in inside and "indexer" not in name]
     if [name.endswith("o_proj") for name, _ in found].count(True) != 1:
         return ()
     found.sort(key=lambda one: one[0].endswith("o_proj"))
@@ -228,7 +209,7 @@ def _attention_of(layer: "nn.Module") -> set[str]:
     """The names of modules that are attention or in it: they say so, or a class around them does (Nemotron-H's `mixer`)."""
     modules = list(layer.named_modules())
     around = tuple(f"{name}." for name, module in modules if name and type(module).__name__.endswith("Attention"))
-    return {name for name, _ in modules if ATTENTION.search(name) or f"{name}.".startswith(around)}
+    return {name for name, _ in modules if built.ATTENTION.search(name) or f"{name}.".startswith(around)}
 
 
 def _widths(module: "nn.Module") -> tuple[int, int] | None:
@@ -247,7 +228,7 @@ def _built_width(layers: "Sequence[nn.Module]", hidden: int) -> int:
         mlp = [
             (module.in_features, module.out_features)
             for name, module in layer.named_modules()
-            if isinstance(module, torch.nn.Linear) and not ATTENTION.search(name)
+            if isinstance(module, torch.nn.Linear) and not built.ATTENTION.search(name)
         ]
         widths = {one if other == hidden else other for one, other in mlp}
         if len(mlp) == 3 and len(widths) == 1 and not any(EXPERTS.search(name) for name, _ in layer.named_parameters()):
@@ -266,7 +247,7 @@ def _parts(layer: "nn.Module") -> dict[str, int]:
             found["experts"] = max(found["experts"], int(own[1]) + 1 if own else parameter.shape[0])
         elif "shared_expert" in name and parameter.dim() == 2:
             found["shared"] += parameter.numel() * (min(parameter.shape) > 1)  # not its gate
-        elif parameter.dim() == 2 and not ATTENTION.search(name):
+        elif parameter.dim() == 2 and not built.ATTENTION.search(name):
             found["mlp"] += parameter.numel()
     return found
 

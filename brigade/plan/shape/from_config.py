@@ -15,11 +15,8 @@ MOST_LAYERS = 10_000
 DEFAULTS: dict[str, dict[str, int]] = {
     "gemma3_text": {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
 }
-SCALES = (
-    "logits_scaling",
-    "logit_scale",
-    "lm_head_multiplier",
-)  # by which Granite, Cohere and Falcon-H1 multiply their logits
+# By which Granite, Cohere and Falcon-H1 multiply their logits.
+SCALES = ("logits_scaling", "logit_scale", "lm_head_multiplier")
 BIASED_BY_CONFIG = ("llama", "granite")  # the model_types whose modelling code reads attention_bias and mlp_bias
 
 

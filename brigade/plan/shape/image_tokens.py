@@ -201,12 +201,6 @@ def _refused(width: int, height: int, why: str) -> UserError:
 
 
 RULES: dict[str, Callable[[Numbers, Numbers, int, int], Image]] = {
-    "area": _area,
-    "fixed": _fixed,
-    "budget": _budget,
-    "split": _split,
-    "canvas": _canvas,
-    "pinpoints": _pinpoints,
-    "lines": _lines,
-    "tiles": _tiles,
+    rule.__name__.removeprefix("_"): rule
+    for rule in (_area, _fixed, _budget, _split, _canvas, _pinpoints, _lines, _tiles)
 }

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...errors.tables import table
+from ...errors.tables import Fields, table
 from ...train.upstream.stateful_layers import PACKAGES
 
 
@@ -37,19 +37,16 @@ class Family:
     capped: bool = False
     scaled: bool = False
 
+    @property
+    def staged(self) -> bool:
+        """Whether its parts go into the stages of a pipeline: models with layer norms call theirs otherwise, and Gemma 1 and 2
+        scale whatever they take for embeddings."""
+        return not self.layer_norm and (self.qk_norm or self.sinks or not self.fp32_norm)
+
 
 RULE, CONVOLUTION, SPACE, SCAN = "gated delta rule", "short convolution", "state space", "selective scan"
 CHANNELS = "delta rule with a gate for each channel"
-# The modules by whose kernels the formulas count a mixer.
-KERNELS = {
-    RULE: ("fla", "causal_conv1d"),
-    CONVOLUTION: ("causal_conv1d",),
-    SPACE: ("mamba_ssm", "causal_conv1d"),
-    SCAN: ("mamba_ssm", "causal_conv1d"),
-    CHANNELS: ("fla", "causal_conv1d"),
-}
-# Which of a mixer's products has no adapter, because it is read past one (train/upstream/experts.py: beside_mamba).
-READ_PAST = {SPACE: -1, SCAN: 2}
+MIXERS: dict[str, Fields] = table(Path(__file__).with_name("mixers.yaml"))
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ class Mixer:
 
     def adapted(self, targets: str, everywhere: bool) -> list[tuple[int, int]]:
         """The products that have adapters: on layers called as these targets say, or on all that adapters fit."""
-        past = READ_PAST.get(self.kind)
+        past = MIXERS[self.kind].get("read_past")
         if not everywhere:
             return [one for one, letter in zip(self.products, self.letters, strict=False) if letter in targets]
         return [one for number, one in enumerate(self.products) if past is None or number != past % len(self.products)]
@@ -89,7 +86,7 @@ class Mixer:
     @property
     def packages(self) -> dict[str, str]:
         """Module -> name of each package by which it is counted."""
-        return {module: PACKAGES[module] for module in KERNELS[self.kind]}
+        return {module: PACKAGES[module] for module in MIXERS[self.kind]["packages"]}
 
 
 @dataclass(frozen=True)
@@ -227,11 +224,6 @@ class ModelShape:
     def key_value_width(self) -> int:
         """Keys and values together."""
         return 2 * self.kv_heads * self.head_dim
-
-    @property
-    def made_width(self) -> int:
-        """What a layer computes of keys and values by products of its own."""
-        return self.made * self.kv_heads * self.head_dim
 
     # ---- parameters ----
     @property

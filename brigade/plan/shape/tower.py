@@ -4,7 +4,6 @@ Remembered, so that only the first call imports torch. towers.yaml names the mod
 """
 
 import functools
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,11 +14,10 @@ from pydantic import TypeAdapter
 from ...errors import UserError
 from ...errors.tables import Document, Fields, table
 from ...train.model import parts
+from .built import ATTENTION, build, norms_of, remembered
 from .find import described
-from .from_code import ATTENTION, MeasuredShape
-from .layer_sizes import keeps_fp32
+from .from_code import MeasuredShape
 from .model_shape import Family, ModelShape
-from .remembered import remembered
 
 if TYPE_CHECKING:
     from torch import nn
@@ -52,11 +50,6 @@ class Tower:
     def parameters(self) -> int:
         return self.shape.parameters
 
-    @property
-    def in_layers(self) -> int:
-        """Parameters of its layers, without what lies before and behind them."""
-        return self.shape.layers * self.shape.dense_layer
-
     def adapted(self, targets: str | Iterable[str], part: str) -> int:
         """Return the widths of the linear layers of a part that have adapters, summed: what one rank of adapters has.
 
@@ -81,15 +74,13 @@ def towers() -> dict[str, Fields]:
 def row_of(config: Document, place: str) -> Fields:
     """Return the row of towers.yaml of a model. Raises UserError for a model without a tower, and for one that is not known."""
     if not config.get("vision_config"):
-        raise UserError(
-            place, "the model reads no images: its config.json has no vision_config", "plan it without them"
-        )
+        problem = "the model reads no images: its config.json has no vision_config"
+        raise UserError(place, problem, "plan it without them")
     kind = parts.kind_of(config)
     if kind not in towers():
         known = ", ".join(sorted(towers()))
-        raise UserError(
-            f"model_type {kind!r}", "no formula counts its vision tower", f"plan one of {known}, or {MEASURE}"
-        )
+        cure = f"plan one of {known}, or {MEASURE}"
+        raise UserError(f"model_type {kind!r}", "no formula counts its vision tower", cure)
     return towers()[kind]
 
 
@@ -103,9 +94,8 @@ def described_with_tower(config: Document, place: str, name: str = "") -> tuple[
     tower, whole = TypeAdapter(Tower).validate_python(values["tower"]), values["config"]
     if "text" in row:
         kind = whole["text_config"]["model_type"] if row["text"] == "own" else row["text"]
-        shape = described(
-            {**whole["text_config"], "model_type": kind, "tie_word_embeddings": values["tied"]}, place, name
-        )
+        text = {**whole["text_config"], "model_type": kind, "tie_word_embeddings": values["tied"]}
+        shape = described(text, place, name)
     else:
         shape = described(config, place, name)
     others = tower.parameters + tower.projector
@@ -122,8 +112,6 @@ def described_with_tower(config: Document, place: str, name: str = "") -> tuple[
 def _measure(config: Document, row: Document) -> Fields:
     """Return plain values: of a Tower, of the config, all parameters, and whether the two ends are one."""
     import torch
-
-    from .built import build
 
     with torch.device("meta"):
         model = build(config, images=True)
@@ -206,7 +194,7 @@ def _named(
 def _shape(
     kind: str, vision: "PreTrainedConfig", layers: "nn.ModuleList", parameters: int, rotary: bool
 ) -> MeasuredShape:
-    """Return the tower's layers as a decoder's: attention sees tokens on both sides, which costs/tower.py counts."""
+    """Return the tower's layers as a decoder's: attention sees tokens on both sides, which costs/images.py counts."""
     import torch
 
     hidden = vision.hidden_size
@@ -215,31 +203,16 @@ def _shape(
     linear = {name: module for name, module in modules if isinstance(module, torch.nn.Linear)}
     attention = [(m.in_features, m.out_features) for name, m in linear.items() if ATTENTION.search(name)]
     mlp = [(m.in_features, m.out_features) for name, m in linear.items() if not ATTENTION.search(name)]
-    norms = [
-        (name, module)
-        for name, module in modules
-        if "norm" in type(module).__name__.lower() and getattr(module, "weight", None) is not None
-    ]
-    outer = [module for name, module in norms if not re.search(r"attn|attention", name.rpartition(".")[0])]
-    outer = [module for module in outer if module.weight.numel() == hidden]
+    norms = norms_of(layers[0], hidden)
     ffn = vision.intermediate_size
     each = sum(p.numel() for p in layers[0].parameters())
     known = sorted(attention) in ([(hidden, hidden)] * 4, [(hidden, hidden), (hidden, 3 * hidden)])
     known = known and sorted(mlp) == sorted([(hidden, ffn)] * (len(mlp) - 1) + [(ffn, hidden)])
     same = all(sum(p.numel() for p in layer.parameters()) == each for layer in layers)
-    if not known or len(mlp) not in (2, 3) or len(outer) not in (2, 4) or not same:
+    if not known or len(mlp) not in (2, 3) or norms["norms"] not in (2, 4) or not same:
         problem = "no formula describes the layers of its vision tower"
         raise UserError(f"model_type {kind!r}", problem, MEASURE)
-    family = Family(
-        gated=len(mlp) == 3,
-        norms=len(outer),
-        qk_norm=any(re.search(r"(q|k)_norm$", name) for name, _ in norms),
-        layer_norm=isinstance(outer[0], torch.nn.LayerNorm),
-        fp32_norm=not isinstance(outer[0], torch.nn.LayerNorm) and keeps_fp32(outer[0]),
-        v_norm=any(name.endswith("v_norm") for name, _ in modules),
-        fused_qkv=len(attention) == 2,
-        rotary=rotary,
-    )
+    family = Family(gated=len(mlp) == 3, fused_qkv=len(attention) == 2, rotary=rotary, **norms)
     window, windowed = _windows(vision, len(layers))
     return MeasuredShape(
         f"{kind}'s vision tower",

@@ -11,7 +11,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
-from brigade.plan.choice.images import Asked, described_with_images
+from brigade.plan.costs.images import Asked, described_with_images
 from brigade.plan.shape.find import named_config
 from brigade.train.recipe import flags
 from testing.ranks import REPOSITORY

@@ -1,18 +1,22 @@
-"""What a recipe or the flags say of images, as the formulas count it."""
+"""What a recipe or the flags say of images, and what these take beside their tokens: the vision tower as layers of its own, its
+projector, and pixels.
+
+A tower's layers are attention and an MLP like a decoder's, so that the same tables count them (layer.py), over patches in the
+place of tokens. No GPU has measured any of it.
+"""
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...errors import UserError
 from ...errors.tables import Document
 from ...train.data.images import ImageRules
 from ...train.recipe.images import trained_parts, within
 from ...train.recipe.schema import Recipe
-from ..costs.job import PROJECTOR, VISION_TOWER, Images
 from ..shape.image_tokens import image_of
 from ..shape.model_shape import ModelShape
 from ..shape.tower import described_with_tower, row_of
+from .job import PROJECTOR, VISION_TOWER, Images, Job, unset
 
 USUAL = (1024, 1024)  # pixels of an image, where nobody says: few processors have a size of their own
 PARTS = (VISION_TOWER, PROJECTOR)
@@ -73,6 +77,30 @@ def of_recipe(recipe: Recipe, config: Document, place: str, name: str, asked: As
     return described_with_images(config, place, name, asked, beside, (recipe.data.max_pixels, recipe.data.min_pixels))
 
 
-def adapter_widths(images: Images, targets: str | Iterable[str]) -> int:
-    """Return the widths of the linear layers beside the decoder that have adapters, summed: what one rank of adapters has."""
-    return sum(images.tower.adapted(targets, part) for part in images.trained)
+def tower_job(job: Job) -> Job:
+    """Return the layers of the vision tower as a job: its sequences are the patches of a sequence's images.
+
+    Each rank of a tensor or sequence group runs the whole tower on all images of the group (docs/images.md).
+
+    Attention sees all patches of an image, or of a tile of it, on both sides: as much as a causal one of twice the length. Layers
+    are recomputed where the decoder's are; a frozen tower keeps nothing to recompute. Kernels that are compiled, or Liger's, are
+    not for them, and neither are weights in four bits.
+    """
+    images = job.images
+    assert images
+    shape, trains = images.tower.shape, VISION_TOWER in images.trained
+    return replace(
+        job,
+        shape=replace(shape, window=2 * shape.window),
+        sequence=max(1, round(images.per_sample * images.each.patches)),
+        attended=2 * images.each.span,
+        **unset(
+            "tensor", "context", "trained", "labelled", "kernels", "attention", "tiled_mlp", "comparison", "images"
+        ),
+        method="lora" if job.method == "qlora" else job.method,
+        targets=job.targets if trains else "",
+        dora=job.dora and trains,
+        adapter_dropout=job.adapter_dropout and trains,
+        checkpointing=job.checkpointing if trains else "none",
+        loss="released",
+    )
