@@ -106,10 +106,7 @@ def test_fsdp2_resumes_what_is_more_than_trained_parameters(model, said_of_recip
 
 
 # test_resume.py has that each strategy goes on; here one of each kind also shows that its states are sharded.
-@pytest.mark.parametrize(
-    "name",
-    marks.cases(slow=["zero3-bf16-checkpointing"], matrix=CASES),
-)
+@pytest.mark.parametrize("name", marks.cases(slow=["zero3-bf16-checkpointing"], matrix=CASES))
 def test_rehearsal_goes_well(name, said):
     went_well(name, *said)
 

@@ -46,11 +46,8 @@ def test_lines_run_on_their_hosts_and_their_rows_are_checked_again(tmp_path):
     after = asyncio.run(fix.apply(Wanted({"localhost": 1}), before, told.append, lambda _: None))
     assert there.read_text() == "mended\n"
     assert [(done.problem, done.said) for done in told] == [("", ("done so",)), ("it ended with 3", ("first",))]
-    assert [(row.name, row.results[0].level) for row in after.rows] == [
-        ("clock", "green"),
-        ("python", "green"),
-        ("cores", "green"),
-    ]
+    levels = [(row.name, row.results[0].level) for row in after.rows]
+    assert levels == [("clock", "green"), ("python", "green"), ("cores", "green")]
     assert after.rows[2].results[0].value == "left alone"
     assert after.rows[0].results[0].value != "x"
 

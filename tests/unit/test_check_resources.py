@@ -164,11 +164,11 @@ def test_limits_are_read_as_ulimit_sets_them_and_a_folder_by_trying_it(monkeypat
 
 def control_groups(monkeypatch, files):
     """files: name -> what it says in each group, from the inside"""
-    monkeypatch.setattr(
-        groups,
-        "read",
-        lambda controller, *names: enumerate(zip(*(files.get(name, []) for name in names), strict=False)),
-    )
+
+    def read(controller, *names):
+        return enumerate(zip(*(files.get(name, []) for name in names), strict=False))
+
+    monkeypatch.setattr(groups, "read", read)
 
 
 @pytest.mark.parametrize("most, now, stat", [
@@ -190,12 +190,9 @@ def test_files_of_control_groups_are_read_together():
 
 
 def test_control_groups_limit_cores_and_memory(monkeypatch):
-    memory = {
-        "memory.max": ["max", str(2**20)],
-        "memory.current": ["0", "1000"],
-        "memory.stat": ["", "anon 900\nactive_file 0"],
-    }
-    control_groups(monkeypatch, memory | {"cpu.max": ["max 100000", "150000 100000"]})
+    files = {"memory.max": ["max", str(2**20)], "memory.current": ["0", "1000"]}
+    files |= {"memory.stat": ["", "anon 900\nactive_file 0"], "cpu.max": ["max 100000", "150000 100000"]}
+    control_groups(monkeypatch, files)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
     assert groups.cores() == 1.5 and groups.memory() == 2**20
     assert groups.memory_left() == {"total": 2**20, "available": 2**20 - 1000, "limit": "1/memory.max"}

@@ -112,19 +112,11 @@ def test_without_a_recipe_there_is_no_row():
 
 
 # ---- room --------------------------------------------------------------------------------------------------------
-def rooms(
-    output=500 * GIB,
-    cache=50 * GIB,
-    tmp=50 * GIB,
-    recipe="recipes/tiny/full.yaml",
-    flags=(),
-    there=0,
-    size=1000 * GIB,
-    inodes=None,
-):
+def rooms(output=500 * GIB, recipe="recipes/tiny/full.yaml", flags=(), there=0, size=1000 * GIB, inodes=None, **others):
+    """What is said of hosts of which the second has other rooms. others: bytes that are free for its "cache" or "tmp" """
     where = str(make(recipe, list(flags), None, dict(HOSTS)).output_dir.absolute())
     sound = {"tmp": 50 * GIB, "cache": 50 * GIB, where: 900 * GIB}
-    odd = {"tmp": tmp, "cache": cache, where: output}
+    odd = {"tmp": 50 * GIB, "cache": 50 * GIB, where: output} | others
     said = {"size": size, "missing": [], "checkpoints": there, "inodes": inodes}
     facts = {host: {name: {"free": free, "path": f"/its/{name}"} | said for name, free in of.items()}
              for host, of in {"node1": sound, "node2": odd, "node3": sound}.items()}  # fmt: skip

@@ -124,11 +124,8 @@ def test_whatever_the_formulas_say_the_run_goes_on(card, monkeypatch, capsys, er
     monkeypatch.setattr(prediction, "planned_job", fail)
     monkeypatch.setattr(prediction, "add_to_record", lambda run, key, value: kept.update({key: value}))
     prediction.compare(None, None, 0, {"seconds": 2.0, "waited": 0.1, "allocated": 30.0})
-    assert (
-        "30.0 GiB allocated at most, 2.00 s per step; the planner estimates nothing: "
-        in (said := capsys.readouterr().out)
-        and reason in said
-    )
+    said = capsys.readouterr().out
+    assert "30.0 GiB allocated at most, 2.00 s per step; the planner estimates nothing: " in said and reason in said
     assert reason in kept["prediction"]["none"] and kept["prediction"]["measured"]["allocated_gib"] == 30.0
 
 

@@ -216,11 +216,8 @@ def test_what_is_missing(base, damaged, mistake):
     assert "it is damaged" in mistake(lambda: adapters.check_targets(settings, load_config(settings)))
     (folder / "adapter_model.safetensors").unlink()
     assert "pickle's format" in mistake(adapter_weights.find, settings)
-    assert "use_peft is false" in mistake(
-        lambda: choose(
-            flags.load(["--adapter_name_or_path", str(folder)]), World(0, 0, 1, 1, "host", "torchrun"), env={}
-        )
-    )
+    words, alone = ["--adapter_name_or_path", str(folder)], World(0, 0, 1, 1, "host", "torchrun")
+    assert "use_peft is false" in mistake(lambda: choose(flags.load(words), alone, env={}))
 
 
 def test_a_regular_expression_of_pefts_means_the_same_layers(base, damaged):

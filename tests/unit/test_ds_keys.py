@@ -275,13 +275,15 @@ VALUES = st.one_of(
         ["1", " 1 ", "1.5", "1e3", "1_0", "true", "yes", "off", "yes please", "gpu", "cpu", "nvme", "step"]
     ),
 )
+
+
+def values_of(path):
+    wanted = ALLOWED.get(path, {}).get("type")
+    return VALUES | st.sampled_from(wanted) if isinstance(wanted, list) else VALUES
+
+
 SETTINGS = st.sampled_from(JUDGED).flatmap(
-    lambda path: st.tuples(
-        st.sampled_from(SPELLINGS.get(path, [path])),
-        VALUES | st.sampled_from(ALLOWED[path]["type"])
-        if isinstance(ALLOWED.get(path, {}).get("type"), list)
-        else VALUES,
-    )
+    lambda path: st.tuples(st.sampled_from(SPELLINGS.get(path, [path])), values_of(path))
 )
 
 

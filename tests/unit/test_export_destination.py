@@ -34,14 +34,8 @@ def output(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("run")
     config = json.loads((REPOSITORY / "recipes/tiny/config.json").read_text())
-    config |= {
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 8,
-    }
+    config |= {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
     (folder / "config.json").write_text(json.dumps(config))
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
     AutoTokenizer.from_pretrained(builtin.TOKENIZER).save_pretrained(folder)

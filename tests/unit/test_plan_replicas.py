@@ -32,16 +32,8 @@ SLOW = ["--hostfile", "hostfiles/2x8", "--network", "1 Gb/s"]
 
 
 def job(count=2, ranks=1, node_size=1, engine="ddp", **replicas):
-    return Job(
-        TINY,
-        128,
-        4,
-        engine=engine,
-        data=ranks,
-        node_size=node_size,
-        link="0.2 Gb/s",
-        replicas=Replicas(count, **replicas),
-    )
+    each = {"engine": engine, "data": ranks, "node_size": node_size}
+    return Job(TINY, 128, 4, link="0.2 Gb/s", replicas=Replicas(count, **replicas), **each)
 
 
 # ---- a round ---------------------------------------------------------------------------------------------------------

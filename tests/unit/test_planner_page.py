@@ -62,12 +62,9 @@ def test_nothing_is_fitted_to_strangers():
 
 def test_a_stranger_is_held_where_the_others_interval_holds_it(monkeypatch):
     job = table.expressed(ROW).job
-    near, far, other = (
-        planner_rows.Run(
-            ROW | {"id": name, "set": name, "mfu_pct": "40", "mem_kind": "max_allocated"}, job, 20.0, 1000.0
-        )
-        for name in ("near", "far", "other")
-    )
+    measured = ROW | {"mfu_pct": "40", "mem_kind": "max_allocated"}
+    rows = [measured | {"id": name, "set": name} for name in ("near", "far", "other")]
+    near, far, other = (planner_rows.Run(row, job, 20.0, 1000.0) for row in rows)
     group = planner_intervals.Group([(near, 1.0), (far, 2.0), (other, 1.0)], (0.8, 1.2), [True, False, True], 3, 0.7)
     monkeypatch.setattr(strangers, "strangers", lambda: [near, far])
     monkeypatch.setattr(strangers, "groups", lambda what: {"all": group})

@@ -148,17 +148,13 @@ def candidates(annotation):
         return [value for argument in arguments for value in candidates(argument)]
     if origin is list:
         return [[], candidates(arguments[0])[:1]]
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
     known = {
         str: ["other", "other=1", "own.py:loss"],
         bool: [True, False],
         int: [1, 2, 9, 4096],
         float: [0.25, 0.5, 2.0],
-        dict: [
-            {"a": 1},
-            {"text": "body"},
-            {"start": 2},
-            {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64},
-        ],
+        dict: [{"a": 1}, {"text": "body"}, {"start": 2}, yarn],
         WeightedSource: [{"train_file": "d"}],
     }
     return known.get(origin or annotation, [])

@@ -42,12 +42,8 @@ from testing.shipped import shipped
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 RECIPES = [str(path.relative_to(ROOT)) for path in shipped("recipes/*/*.yaml")]
-ANYWHERE = {
-    "recipes/tiny",
-    "recipes/tiny-vision",
-    "recipes/smollm2-135m",
-    "recipes/smollm2-81m",
-}  # they name no GPU, and `plan` has no part in them
+# They name no GPU, and `plan` has no part in them.
+ANYWHERE = {"recipes/tiny", "recipes/tiny-vision", "recipes/smollm2-135m", "recipes/smollm2-81m"}
 PLANNED = [recipe for recipe in RECIPES if str(Path(recipe).parent) not in ANYWHERE]
 FOLDERS = {str(path.parent.relative_to(ROOT)) for path in shipped("recipes/*/config.json")} - ANYWHERE
 every_planned = pytest.mark.parametrize("recipe", PLANNED)

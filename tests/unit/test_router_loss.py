@@ -150,12 +150,9 @@ def test_filler_and_padding_do_not_count(padding_free):
 
 
 def test_each_rank_of_a_sequence_group_marks_its_own_part():
-    parts = [
-        DividedSequences(0, Layout(True, False, True, 1, False, True), number=number, of=2)(
-            ([sequence(5), sequence(2)], 7)
-        )
-        for number in range(2)
-    ]
+    layout = Layout(True, False, True, 1, False, True)
+    divided = [DividedSequences(0, layout, number=number, of=2) for number in range(2)]
+    parts = [collate(([sequence(5), sequence(2)], 7)) for collate in divided]
     assert [part[REAL].tolist() for part in parts] == [[[True] * 4], [[True] * 3 + [False]]]
 
 

@@ -141,13 +141,8 @@ def test_llamas_drop_nothing_by_default():
 
 
 def test_adapters_drop_by_default_in_ms_swift_litgpt_and_trl():
-    for framework, drops in (
-        ("ms-swift", True),
-        ("litgpt", True),
-        ("TRL", True),
-        ("HF Trainer", False),
-        ("LLaMA-Factory", False),
-    ):
+    frameworks = {"ms-swift": True, "litgpt": True, "TRL": True, "HF Trainer": False, "LLaMA-Factory": False}
+    for framework, drops in frameworks.items():
         assert made(framework=framework, task="lora").adapter_dropout is drops, framework
     assert not made(framework="TRL", task="lora", notes="lora_dropout 0").adapter_dropout
     assert made(task="lora", strategy="DDP, lora_dropout=0.1").adapter_dropout

@@ -61,18 +61,8 @@ def test_what_was_counted_on_network_cards():
         # A Llama of hidden 256, 4 layers and a head of 4096 words: ZeRO-3's norms; what is not released after the forward pass.
         whole = 9 * 256 if of.kind == "zero3" else 0
         kept = 4096 * 256 + 256 if of.kind == "fsdp2" else (psi - whole) * of.keeps
-        found = traffic(
-            of.kind,
-            psi,
-            row["hosts"],
-            of.per_host,
-            row["accumulation"],
-            shard=of.shard,
-            hpz=of.hpz,
-            kept=kept,
-            whole=whole,
-            gloo=True,
-        )
+        how = {"shard": of.shard, "hpz": of.hpz, "kept": kept, "whole": whole, "gloo": True}
+        found = traffic(of.kind, psi, row["hosts"], of.per_host, row["accumulation"], **how)
         assert row["payload"] == pytest.approx(found.total, rel=0.05), row
 
 

@@ -124,14 +124,8 @@ DEFINED = {
 # torch's, outside of upstream/: each beside what it serves.
 OF_TORCH = {"_orig_mod", "_set_pg_timeout", "_softmax_backward_data", "_to_copy"}
 OF_GLOO = {"_Options", "_devices", "_timeout"}  # compiled
-OF_PYTHON = {
-    "_current_frames",
-    "_exit",
-    "_run_exitfuncs",
-    "_actions",
-    "_transport",
-    "_replace",
-}  # the last is documented
+# The last is documented.
+OF_PYTHON = {"_current_frames", "_exit", "_run_exitfuncs", "_actions", "_transport", "_replace"}
 FILES = [ROOT / "train.py", *sorted((ROOT / "brigade").rglob("*.py"))]
 
 

@@ -134,11 +134,8 @@ def test_whole_checkpoints_are_listed_newest_first_by_the_steps_of_their_manifes
         (tmp_path / name / on_disk.STATE).write_text(f'{{"global_step": {step}}}')
     (tmp_path / "checkpoint-20").mkdir()
     found = on_disk.whole_checkpoints(tmp_path)
-    assert [(step, path.name) for step, path in found.items()] == [
-        (10, "checkpoint-9"),
-        (6, "checkpoint-6"),
-        (4, "checkpoint-4"),
-    ]
+    names = [(step, path.name) for step, path in found.items()]
+    assert names == [(10, "checkpoint-9"), (6, "checkpoint-6"), (4, "checkpoint-4")]
 
 
 # ---- how often a checkpoint is written -------------------------------------------------------------------------------

@@ -47,11 +47,8 @@ def test_packed_samples_keep_theirs(from_rows):
     own = np.repeat(sequence["weights"], sequence["lengths"])[1:][sequence["labels"][1:] != -100]
     for padding_free in (True, False):
         found = batch(data, padding_free, packed=True, multiple=64)
-        targets = (
-            found["shift_labels"]
-            if padding_free
-            else torch.nn.functional.pad(found["labels"], (0, 1), value=-100)[:, 1:]
-        )
+        shifted = torch.nn.functional.pad(found["labels"], (0, 1), value=-100)[:, 1:] if not padding_free else None
+        targets = found["shift_labels"] if padding_free else shifted
         assert found[WEIGHTS].shape == targets.shape
         assert found[WEIGHTS][targets != -100].tolist() == own.tolist()
 
@@ -162,16 +159,8 @@ def test_a_head_in_tiles_weighs_too(given):
 
     _, _, weights = given
     torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            hidden_size=16,
-            intermediate_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            vocab_size=11,
-        )
-    ).train()
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=11)).train()
     terms, ids = supervised_loss.Terms(0.1, 0.01), torch.randint(0, 11, (2, 40))
     supervised_loss.apply(model, terms)
     losses = []

@@ -218,14 +218,8 @@ def test_nobody_waits_for_a_pipe_or_reads_a_device_to_its_end(place, tmp_path, m
     assert "is a pipe, a socket or a device" in mistake(saved_weights.find, tmp_path, 2)
 
 
-FORGED = (
-    {"run": 7},
-    {"run": {"run": []}},
-    {"run": {"cluster": "no"}},
-    {"tokens": "many"},
-    {"files": []},
-    {"files": {"a": {}}},
-)
+OF_A_RUN = ({"run": 7}, {"run": {"run": []}}, {"run": {"cluster": "no"}})
+FORGED = (*OF_A_RUN, {"tokens": "many"}, {"files": []}, {"files": {"a": {}}})
 
 
 @pytest.mark.parametrize("text, said", [
@@ -287,12 +281,8 @@ def nested(depth):
 
 
 def test_only_fields_of_their_type_are_kept():
-    assert kept({"step": 3, "loss": math.nan, "text": "x", "more": [1]}, EVENT).keys() == {
-        "step",
-        "loss",
-        "text",
-        "more",
-    }
+    event = {"step": 3, "loss": math.nan, "text": "x", "more": [1]}
+    assert kept(event, EVENT).keys() == event.keys()
     for value in ("3", -1, True, 10**400, [3], None):
         assert kept({"step": value}, EVENT) == {}
     assert kept({"hosts": ["a", 1]}, EVENT) == {} and kept({"hosts": "ab"}, OF_RUN) == {} and kept([1], OF_RUN) == {}
