@@ -162,10 +162,8 @@ def test_the_model_and_the_export_are_one_processs(folder, of_experts):
     assert main(["export", str(run), str(folder / "exported")]) in (0, None)
     assert main(["export", str(run), str(folder / "middle"), "--step", str(resume.SAVED)]) in (0, None)
     exported, middle = (load_file(folder / name / "model.safetensors") for name in ("exported", "middle"))
-    assert (
-        all(torch.equal(exported[name], tensor) for name, tensor in trained.items())
-        and exported.keys() == trained.keys()
-    )
+    assert all(torch.equal(exported[name], tensor) for name, tensor in trained.items())
+    assert exported.keys() == trained.keys()
     assert middle.keys() == trained.keys() and not any(
         torch.equal(middle[n], t) for n, t in trained.items() if t.dim() > 1
     )

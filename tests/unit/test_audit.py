@@ -34,10 +34,8 @@ def record(name, ecosystem="PyPI", versions=(), events=(), **more):
     (record("torchvision", versions=["2.13.0"]), []),
 ])  # fmt: skip
 def test_an_advisory_means_the_versions_that_it_names(one, says, tmp_path):
-    for name, text in (
-        ("one.json", json.dumps(one)),
-        ("lines.json", f"{json.dumps(one)}\n{json.dumps(record('x'))}\n"),
-    ):
+    texts = {"one.json": json.dumps(one), "lines.json": f"{json.dumps(one)}\n{json.dumps(record('x'))}\n"}
+    for name, text in texts.items():
         (tmp_path / name).write_text(text)
         _, lines = audit.found(tmp_path / name, PINNED)
         assert len(lines) == len(says) and all(part in line for part, line in zip(says, lines, strict=True))

@@ -241,10 +241,8 @@ def test_who_runs_other_code_is_refused_and_the_difference_named(clock):
     again = other_code(1, file="2c", commit="def")
     again.comes(meeting)
     refused = again.got[-1]
-    assert (
-        "does not run what replica 0 runs: code.brigade/train/local/outer.py is '2c' here and '1b' there"
-        in refused["refused"]
-    )
+    differs = "code.brigade/train/local/outer.py is '2c' here and '1b' there"
+    assert f"does not run what replica 0 runs: {differs}" in refused["refused"]
     assert "its clone is at def, the other's at abc" in refused["refused"] and "same commit" in refused["cure"]
     first.says(meeting, seq=1, payload="", admits=True)
     assert first.members == [0]

@@ -36,10 +36,8 @@ def test_transformers_reads_the_model_and_the_tokenizer_back(name, tmp_path):
         ids = torch.arange(5, 60)[None]
         torch.testing.assert_close(read(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
     if name in ("llama-tied", "qwen2"):  # Transformers has one pre-tokenizer a family, whatever the file names
-        again, tokenizer = (
-            AutoTokenizer.from_pretrained(tmp_path, gguf_file="x.gguf"),
-            AutoTokenizer.from_pretrained(folder),
-        )
+        again = AutoTokenizer.from_pretrained(tmp_path, gguf_file="x.gguf")
+        tokenizer = AutoTokenizer.from_pretrained(folder)
         assert [again(text).input_ids for text in TEXTS] == [tokenizer(text).input_ids for text in TEXTS]
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["x.gguf"]
 

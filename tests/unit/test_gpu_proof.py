@@ -155,10 +155,8 @@ def test_other_versions_say_what_the_run_proves_and_leaves_out():
     pins = environment.pinned()
     here = pins | {"torch": "2.11.0+cu128", "transformers": "5.17.0"}
     found = environment.compare(here)
-    assert found["other"] == {
-        "torch": [pins["torch"], "2.11.0+cu128"],
-        "transformers": [pins["transformers"], "5.17.0"],
-    }
+    other = {"torch": "2.11.0+cu128", "transformers": "5.17.0"}
+    assert found["other"] == {name: [pins[name], version] for name, version in other.items()}
     assert "torch 2.11.0+cu128 instead of" in found["proves"] and "Left out:" in found["proves"]
     assert "older than anything" not in found["proves"]
     assert "torch, transformers: a run is refused with this version" in found["proves"]

@@ -192,10 +192,8 @@ def test_what_an_earlier_proof_has_left_is_no_result_of_this_one_and_a_users_fol
 
 def test_a_command_to_repeat_names_no_folder_of_this_host(monkeypatch):
     words = ["-m", "brigade", "kernels", f"{parts.REPOSITORY}/recipes/tiny/full.yaml"]
-    for python, named in (
-        (f"{parts.REPOSITORY}/.venv/bin/python", ".venv/bin/python"),
-        ("/opt/other/bin/python", "python3"),
-    ):
+    names = {f"{parts.REPOSITORY}/.venv/bin/python": ".venv/bin/python", "/opt/other/bin/python": "python3"}
+    for python, named in names.items():
         monkeypatch.setattr(sys, "executable", python)
         assert subject.command(words) == f"{named} -m brigade kernels recipes/tiny/full.yaml"
 
@@ -253,10 +251,8 @@ def test_a_difference_counts_held_out_losses_and_needs_as_many():
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_every_case_has_a_reference_and_one_name(ranks):
-    cases, names = (
-        strategies.cases_of(ranks, small=False),
-        {each["name"] for each in strategies.references(small=False)},
-    )
+    cases = strategies.cases_of(ranks, small=False)
+    names = {each["name"] for each in strategies.references(small=False)}
     assert {each["reference"] for each in cases} <= names
     assert not names & {each["name"] for each in cases}
     assert len({each["name"] for each in cases}) == len(cases)

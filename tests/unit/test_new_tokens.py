@@ -186,10 +186,8 @@ def test_what_a_vocabulary_has_however_it_is_spelled_there(small, kind, taken, r
 def test_a_token_that_is_there_stays_what_it_is(settings_of, folder):
     tokenizer, ids = read_tokenizer(settings_of("llama", "--add_tokens", "<|im_end|>"), str(folder / "llama"))
     assert not ids and tokenizer.decode(tokenizer("a<|im_end|>")["input_ids"], skip_special_tokens=True) == "a"
-    assert (
-        tokenizer("the then")["input_ids"]
-        == read_tokenizer(settings_of("llama"), str(folder / "llama"))[0]("the then")["input_ids"]
-    )
+    again = read_tokenizer(settings_of("llama"), str(folder / "llama"))[0]
+    assert tokenizer("the then")["input_ids"] == again("the then")["input_ids"]
 
 
 def test_the_recipes_own_tokens_are_meant_in_all_roles(settings_of, folder):
@@ -203,10 +201,8 @@ def test_the_recipes_own_tokens_are_meant_in_all_roles(settings_of, folder):
     assert not found.bad and found.tokens.tolist().count(number) == 2
     assert found.tokens.tolist().count(tokenizer.convert_tokens_to_ids("<|im_end|>")) == 2
     assert found.samples["plain"].tolist() == [1] and found.samples["control"].tolist() == [0]
-    chat = [
-        {"role": role, "content": f"<|tool|>{role}<|tool|>"}
-        for role in ("system", "user", "assistant", "tool", "assistant")
-    ]
+    roles = ("system", "user", "assistant", "tool", "assistant")
+    chat = [{"role": role, "content": f"<|tool|>{role}<|tool|>"} for role in roles]
     chat[2]["tool_calls"] = [{"function": {"name": "f", "arguments": {"x": "<|tool|>"}}}]
     qwen = settings_of("llama", "--chat_template", "qwen3", "--add_special_tokens", "<|tool|>,<tool_response>")
     tokenizer, _ = read_tokenizer(qwen, str(folder / "llama"))

@@ -234,10 +234,8 @@ def test_parts_of_divided_sequences_add_up(model):
     given = sequences()
     losses = -torch.arange(1.0, 200.0)
     whole = Collate(PAD, Layout(True, True, True, multiple=4, rows=PAIRS))((given, 4))
-    parts = [
-        DividedSequences(PAD, Layout(True, True, True, 2, False, False, PAIRS), number=n, of=2)((given, 4))
-        for n in (0, 1)
-    ]
+    layout = Layout(True, True, True, 2, False, False, PAIRS)
+    parts = [DividedSequences(PAD, layout, number=n, of=2)((given, 4)) for n in (0, 1)]
     # Each target's loss is made of its place among all targets.
     found, begin = 0, 0
     for part in parts:

@@ -25,7 +25,6 @@ from brigade.train.model import attention, packed_samples, sample_by_sample
 from brigade.train.step.trainer import NOT_FOR_MODELS
 from brigade.train.upstream.stateful_layers import recompute_within
 
-
 WINDOW = 4  # tokens that a sliding layer sees; most samples are longer
 SHAPE = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": None,

@@ -67,10 +67,8 @@ def test_launch_starts_a_script_in_place_of_train_py(script, tmp_path, launcher)
 
 def test_launch_refuses_a_script_that_is_not_there_and_one_in_a_job_file(script):
     recipe = ("recipes/tiny/full.yaml", "--hostfile", "hostfiles/2x8")
-    lost, written = (
-        launch_here(*recipe, "--script", "nowhere.py"),
-        launch_here(*recipe, "--script", str(script), "--write", "sbatch"),
-    )
+    lost = launch_here(*recipe, "--script", "nowhere.py")
+    written = launch_here(*recipe, "--script", str(script), "--write", "sbatch")
     assert lost.returncode == written.returncode == 2
     assert "there is no file nowhere.py" in lost.stderr and "a written job file starts train.py" in written.stderr
 

@@ -265,10 +265,8 @@ def test_the_commands_that_repeat_a_run_are_ones_that_exist(run):
     (record,) = read(run)
     checkout, start = facts.repeat(record)
     assert checkout == "git checkout 0123456789ab"
-    assert (
-        start
-        == f"torchrun --master_port 29500 --nproc_per_node 2 train.py --recipe {run}/run.yaml --output_dir {run}-again"
-    )
+    command = f"train.py --recipe {run}/run.yaml --output_dir {run}-again"
+    assert start == f"torchrun --master_port 29500 --nproc_per_node 2 {command}"
     record.run["hosts"] = ["node1", "node2"]
     _, hosts, start = facts.repeat(record)
     assert hosts == r"printf '%s\n' 'node1 slots=1' 'node2 slots=1' > hostfile"

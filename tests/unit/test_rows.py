@@ -57,7 +57,7 @@ def test_lines_are_counted_with_the_blank_ones(content, chunk_bytes, blank, ends
 
 
 def streams(kind, folder, parts):
-    """Rows of several shards: streamed by the datasets library, as it reads files of a kind or what a generator gives; or saved."""
+    """Rows of several shards as the datasets library streams them, from files of a kind or a generator, or as it saves them."""
     import datasets
 
     if kind == "generator":

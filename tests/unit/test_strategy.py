@@ -35,10 +35,8 @@ def test_flag_over_environment_over_recipe(load):
         return strategy.kind, [*settings.overridden, *strategy.overridden]
 
     assert kind(env={}) == ("zero1", [])
-    assert kind(env=LAUNCHED_ZERO2) == (
-        "zero2",
-        ["accelerate launch says zero2 (the recipe says ds_configs/zero1.json)"],
-    )
+    said = "accelerate launch says zero2 (the recipe says ds_configs/zero1.json)"
+    assert kind(env=LAUNCHED_ZERO2) == ("zero2", [said])
     overridden = ["--ds_config ds_configs/zero3.json (the recipe says ds_configs/zero1.json)"]
     assert kind("--ds_config", "ds_configs/zero3.json", env={}) == ("zero3", overridden)
     assert kind("--ds_config", "ds_configs/zero3.json", env=LAUNCHED_ZERO2) == ("zero3", overridden)

@@ -148,10 +148,8 @@ def test_no_group_divides_a_block_of_4_bit_weights():
     assert tensor.check(wide, 2) is None
     problem, cure = tensor.check(wide, 2, in_4bit=True)
     assert "intermediate_size 192" in problem and "96 for each" in problem and "load_in_4bit" in cure
-    assert (
-        tensor.check(config("llama", num_attention_heads=4, head_dim=32, intermediate_size=256), 2, in_4bit=True)
-        is None
-    )
+    wide = config("llama", num_attention_heads=4, head_dim=32, intermediate_size=256)
+    assert tensor.check(wide, 2, in_4bit=True) is None
 
 
 @pytest.mark.parametrize("sequence", [1, 2])

@@ -125,11 +125,9 @@ def test_a_table_in_a_log_is_narrow_and_no_line_of_it_ends_in_blanks(monkeypatch
     grid.add_row("data", "none")
     console.console(columns=console.OF_LOGS).print(grid)
     lines = sys.stdout.getvalue().splitlines()
-    assert (
-        max(map(len, lines)) <= console.OF_LOGS < 105
-        and not any(line.endswith(" ") for line in lines)
-        and len(lines) == 3
-    )
+    assert max(map(len, lines)) <= console.OF_LOGS < 105
+    assert not any(line.endswith(" ") for line in lines)
+    assert len(lines) == 3
 
 
 @pytest.mark.parametrize("options, said", [

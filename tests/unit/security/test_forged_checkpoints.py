@@ -199,10 +199,8 @@ def recorded(folder: Path, **files: int) -> Path:
 
 @pytest.mark.parametrize("name", ["../secret", "/dev/zero", "/etc/hostname"])
 def test_a_manifest_names_files_of_its_own_checkpoint(name, tmp_path):
-    assert (
-        manifest.flaw(recorded(tmp_path / "checkpoint-2", **{name: 0}))
-        == f"{name!r} is no file's name within a checkpoint"
-    )
+    folder = recorded(tmp_path / "checkpoint-2", **{name: 0})
+    assert manifest.flaw(folder) == f"{name!r} is no file's name within a checkpoint"
 
 
 @pytest.mark.parametrize("place", ["pipe", "global_step2/pipe", "optimizer_0/pipe", "a link to a device"])
