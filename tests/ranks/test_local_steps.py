@@ -71,9 +71,8 @@ def test_a_stop_of_one_replica_waits_for_the_next_synchronisation(tmp_path):
     flags = local_steps.exact(2, "ddp", local_steps.DILOCO)[0]["flags"]
     stopped = runs.run_cases(2, [{"name": "stops", "flags": flags, "stop": (1, 5)}], tmp_path)["stops"]
     output = tmp_path / "outputs" / "stops"
-    assert (
-        len(stopped["loss"]) == 8 and json.loads((output / "stopped.json").read_text())["checkpoint"] == "checkpoint-8"
-    )
+    assert len(stopped["loss"]) == 8
+    assert json.loads((output / "stopped.json").read_text())["checkpoint"] == "checkpoint-8"
     assert (output / "replica-1" / "checkpoint-8" / "brigade.json").is_file()
     runs.run_cases(2, [{"name": "stops", "flags": flags}], tmp_path)
     assert (output / "success.json").is_file()

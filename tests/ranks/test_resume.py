@@ -110,9 +110,8 @@ def test_the_same_command_on_other_ranks_goes_on_and_takes_the_best_checkpoint_o
     assert further["loss"] == pytest.approx(whole["loss"], rel=1e-4)  # at a rate at which rounding shows
     assert len(further["eval_loss"]) == len(whole["eval_loss"])
     success = json.loads((tmp_path / "outputs/run/success.json").read_text())
-    assert success["saved_step"] == 2 * best and success["held_out_loss"] == pytest.approx(
-        min(whole["eval_loss"]), rel=1e-4
-    )
+    assert success["saved_step"] == 2 * best
+    assert success["held_out_loss"] == pytest.approx(min(whole["eval_loss"]), rel=1e-4)
     assert {path: path.read_bytes() for path in before} == before, "nothing changes a checkpoint"
 
 
@@ -146,9 +145,8 @@ def test_it_continues_with_the_losses_of_an_undisturbed_run(name, folder, of_exp
     whole = of_experts[axes_experts.whole_run(after, method)["name"]]
     difference = resume.worst(of_experts[name], whole)
     assert difference <= (0 if before == after else resume.TOLERANCE)
-    ours, theirs = (
-        axes_experts.biases_of(each, folder) for each in ({"name": name}, axes_experts.whole_run(after, method))
-    )
+    both = ({"name": name}, axes_experts.whole_run(after, method))
+    ours, theirs = (axes_experts.biases_of(each, folder) for each in both)
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 
@@ -164,6 +162,5 @@ def test_the_model_and_the_export_are_one_processs(folder, of_experts):
     exported, middle = (load_file(folder / name / "model.safetensors") for name in ("exported", "middle"))
     assert all(torch.equal(exported[name], tensor) for name, tensor in trained.items())
     assert exported.keys() == trained.keys()
-    assert middle.keys() == trained.keys() and not any(
-        torch.equal(middle[n], t) for n, t in trained.items() if t.dim() > 1
-    )
+    matrices = {name: tensor for name, tensor in trained.items() if tensor.dim() > 1}
+    assert middle.keys() == trained.keys() and not any(torch.equal(middle[n], t) for n, t in matrices.items())

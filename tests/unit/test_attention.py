@@ -187,9 +187,8 @@ def test_blocks_of_half_precision_are_as_near_to_the_definition_as_sdpa(tokens, 
         return [found, *(tensor.grad for tensor in given)]
 
     def sdpa(query, key, value):
-        return torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=0.3, enable_gqa=True
-        )
+        how = {"is_causal": True, "scale": 0.3, "enable_gqa": True}
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, **how)
 
     exact = results(sdpa, torch.float64)
     theirs = results(sdpa, torch.bfloat16)

@@ -291,9 +291,8 @@ def test_weights_in_integers_are_those_of_a_quantised_model(check):
         config = json.loads((folder / "config.json").read_text()) | {"quantization_config": {"quant_method": "gptq"}}
         (folder / "config.json").write_text(json.dumps(config))
 
-    assert check(
-        "one", lambda tensors: tensors | {"model.layers.0.qweight": torch.ones(3, dtype=torch.int32)}, quantised
-    )()
+    qweight = {"model.layers.0.qweight": torch.ones(3, dtype=torch.int32)}
+    assert check("one", lambda tensors: tensors | qweight, quantised)()
 
 
 def apart(tensors):

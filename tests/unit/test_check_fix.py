@@ -53,9 +53,8 @@ def test_lines_run_on_their_hosts_and_their_rows_are_checked_again(tmp_path):
 
 def test_hosts_are_cured_one_after_another_and_one_that_is_sound_by_then_is_left_alone(monkeypatch):
     """Two hosts with one environment: what the first line installs is there on the second."""
-    rows = [
-        Row("python", "sameness", [bad("install", host="a"), bad("install", host="b"), bad("other", host="c")], 0.1)
-    ]
+    found = [bad("install", host="a"), bad("install", host="b"), bad("other", host="c")]
+    rows = [Row("python", "sameness", found, 0.1)]
     ran, told, again = [], [], iter([[bad("other", host="c")], [bad("other", host="c")], [sound("c", "mended")]])
 
     async def on(wanted, host, own, told):

@@ -86,9 +86,8 @@ def test_a_fabric_manager_that_cannot_be_seen_is_unknown():
     (8, 4, "yellow", "slots=4 in the hostfile, but it has 8 GPUs"),
 ])  # fmt: skip
 def test_gpus_are_counted_against_the_slots(count, slots, level, says):
-    found = judged(
-        "gpus", {"node1": facts("h100-sxm"), "node2": facts("h100-sxm")}, slots, {"node2": count, "node1": slots}
-    )
+    answers = {"node1": facts("h100-sxm"), "node2": facts("h100-sxm")}
+    found = judged("gpus", answers, slots, {"node2": count, "node1": slots})
     assert found["node1"][0].level == "green"
     (result,) = found["node2"]
     assert result.level == level
@@ -176,9 +175,8 @@ def test_one_gpu_of_a_virtual_machine_needs_no_nvlink():
 
 @pytest.mark.parametrize("threshold", [-2, 2, 0, 250])
 def test_a_temperature_that_is_a_difference_is_no_threshold(threshold):
-    assert levels(judged("gpu clocks", {"node1": facts("h100-sxm", {"slowdown_at": threshold})})) == {
-        "node1": {"green"}
-    }
+    answers = {"node1": facts("h100-sxm", {"slowdown_at": threshold})}
+    assert levels(judged("gpu clocks", answers)) == {"node1": {"green"}}
 
 
 @pytest.mark.parametrize(
@@ -272,9 +270,8 @@ def test_xids_of_the_log_count_less_when_they_are_old_and_are_red_where_nvml_con
     """A reset that cured the GPU leaves the log as it is."""
     found = xids(("0000:01:00", xid, age), own=own)
     assert {result.level for result in found} == {level}
-    assert level == "green" or found[0].problem.startswith(
-        f"GPU 1: Xid {xid}, {'1 min' if age == 60 else f'{age} s'} ago"
-    )
+    ago = "1 min" if age == 60 else f"{age} s"
+    assert level == "green" or found[0].problem.startswith(f"GPU 1: Xid {xid}, {ago} ago")
 
 
 def test_a_recovery_that_the_driver_wants_now_and_one_that_is_over():

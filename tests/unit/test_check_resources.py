@@ -210,9 +210,8 @@ def test_every_control_group_above_counts(monkeypatch, files, available, limit):
     """A large one may be full because of others, and memory.high makes processes wait."""
     control_groups(monkeypatch, files | {"memory.stat": ["", ""]})
     found = groups.memory_left()
-    own = [
-        int(size) for file in ("memory.max", "memory.limit_in_bytes") for size in files.get(file, []) if size != "max"
-    ]
+    sizes = [size for file in ("memory.max", "memory.limit_in_bytes") for size in files.get(file, [])]
+    own = [int(size) for size in sizes if size != "max"]
     assert groups.memory() == min([*own, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")])
     assert found["limit"] == limit and (available is None or found["available"] == available)
 
@@ -285,9 +284,8 @@ def judged(answers, gpus=1, recipe="recipes/tiny/full.yaml", name="kernels"):
 
 @pytest.mark.parametrize("name", ["kernels", "all kernels"])
 def test_what_is_proven_is_sound_and_the_fastest_is_named(name):
-    found = judged(
-        {host: proof(sdpa="proven", eager="slower", flash_attention_3="absent") for host in HOSTS}, name=name
-    )
+    proven = proof(sdpa="proven", eager="slower", flash_attention_3="absent")
+    found = judged(dict.fromkeys(HOSTS, proven), name=name)
     assert [result.level for result in found] == ["green", "green"]
     assert found[0].value == "2 proven, fastest sdpa"
 

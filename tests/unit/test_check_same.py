@@ -34,9 +34,8 @@ def test_another_pinned_package_is_a_warning_and_is_installed_in_the_version_tha
     result = odd("packages", packages(tqdm="1.0", numpy=None))
     assert result.level == "yellow"
     assert result.problem == f"tqdm 1.0, pinned {PINS['tqdm']}; numpy is missing, pinned {PINS['numpy']}"
-    assert result.fix.endswith(
-        f"install --disable-pip-version-check --quiet tqdm=={PINS['tqdm']} numpy=={PINS['numpy']}"
-    )
+    pins = f"tqdm=={PINS['tqdm']} numpy=={PINS['numpy']}"
+    assert result.fix.endswith(f"install --disable-pip-version-check --quiet {pins}")
     assert sys.executable in result.fix
 
 
@@ -131,10 +130,8 @@ def test_what_is_loaded_counts_besides_what_is_installed():
 
 
 def test_a_gpu_for_which_torch_has_no_code_is_red_where_a_rank_gets_it():
-    lacks = [
-        "torch has no code for this GPU (sm_70): it is built for sm_75",
-        "install torch from PyTorch's index cu126",
-    ]
+    why = "torch has no code for this GPU (sm_70): it is built for sm_75"
+    lacks = [why, "install torch from PyTorch's index cu126"]
     alike = {"cuda": "12.8", "cudnn": "91002", "nccl": "2.27.3"}
     loaded = {f"node{n}": alike | {"without_code": {gpu: lacks}} for n, gpu in enumerate(("1", "8"), 1)}
     found = judged("CUDA libraries as loaded", {}, {}, loaded=loaded)  # of eight slots

@@ -96,9 +96,8 @@ def test_ten_steps_of_which_six_are_timed_pauses_left_out(card, clock, monkeypat
 
 def test_six_steps_of_two_seconds_are_two_seconds(clock, monkeypatch):
     meter, told = meters.Meter(1000, 2, 8), []
-    callback = compare_with_plan.CompareWithPlan(
-        SimpleNamespace(world=SimpleNamespace(is_main_rank=True)), meter, None, 0
-    )
+    trainer = SimpleNamespace(world=SimpleNamespace(is_main_rank=True))
+    callback = compare_with_plan.CompareWithPlan(trainer, meter, None, 0)
     monkeypatch.setattr(compare_with_plan, "compare", lambda run, config, trained, seen: told.append(seen))
     for step in range(1, 11):
         meter.start()

@@ -92,9 +92,8 @@ def test_a_line_of_progress_shows_perplexity_and_each_source():
         "eval_my_chats_loss": 1.0,
         "eval_my_chats_perplexity": math.e,
     }
-    assert "  ".join(progress.figures(3, 9, logs)) == (
-        "step 3/9  held-out loss 2.0000  ppl 7.39  my_chats 1.0000 ppl 2.72"
-    )
+    words = "step 3/9  held-out loss 2.0000  ppl 7.39  my_chats 1.0000 ppl 2.72"
+    assert "  ".join(progress.figures(3, 9, logs)) == words
     assert progress.figures(3, 9, {"train_loss": 1.0}) == []
     ranks = {"tokens_per_second": 300.0, "tokens_per_second_per_gpu": 150.0, "token_spread": 4.0}
     assert progress.figures(1, 9, ranks)[1:] == ["300 tokens/s", "150 per rank", "ranks' tokens differ 4 %"]

@@ -17,10 +17,8 @@ REDUCE = {"collective": "nccl:_reduce_scatter_base", "number": 812, "group": "0"
 def ranks(*others, **last):
     """Ranks on two hosts in step 41, of which the last one is told apart."""
     told = [*others, last]
-    return [
-        Silent(rank, f"node{1 + rank // 2}", **{"phase": "backward", "step": 41, **one})
-        for rank, one in enumerate(told)
-    ]
+    usual = {"phase": "backward", "step": 41}
+    return [Silent(rank, f"node{1 + rank // 2}", **(usual | one)) for rank, one in enumerate(told)]
 
 
 @pytest.mark.parametrize("last, says", [

@@ -201,9 +201,8 @@ def test_started_by_hand_it_says_how(tmp_path):
 @pytest.mark.parametrize("recipe, gpus", [(TINY, None), ("recipes/qwen3-8b/full.yaml", "8")])
 def test_what_slurm_is_asked_for(recipe, gpus):
     lines = script(recipe=recipe).splitlines()
-    asked = dict(
-        re.fullmatch(r"#SBATCH --([\w-]+)(?:=(.*))?", line).groups() for line in lines if line.startswith("#SBATCH")
-    )
+    asks = [line for line in lines if line.startswith("#SBATCH")]
+    asked = dict(re.fullmatch(r"#SBATCH --([\w-]+)(?:=(.*))?", line).groups() for line in asks)
     assert asked.pop("gpus-per-node", None) == gpus
     assert asked == {
         "job-name": f"{Path(recipe).parent.name}-full-2x8",

@@ -252,7 +252,6 @@ def test_plan_counts_the_rows(tmp_path):
     (tmp_path / "config.json").write_bytes((REPOSITORY / "recipes/qwen3-8b/config.json").read_bytes())
     recipe["model"]["add_tokens"] = ["<call>", "</call>"]
     (tmp_path / "grown.yaml").write_text(yaml.safe_dump(recipe))
-    plain, grown = (
-        job_of(flags.load(["--recipe", str(tmp_path / name)])).shape for name in ("full.yaml", "grown.yaml")
-    )
+    jobs = (job_of(flags.load(["--recipe", str(tmp_path / name)])) for name in ("full.yaml", "grown.yaml"))
+    plain, grown = (job.shape for job in jobs)
     assert (plain.vocab, grown.vocab) == (151936, 152000) and grown.parameters - plain.parameters == 2 * 64 * 4096

@@ -205,9 +205,8 @@ def alone(model, given):
         for ids, labels in zip(np.split(sequence["input_ids"], ends), np.split(sequence["labels"], ends), strict=True):
             if (own := labels[1:] != IGNORED).any():
                 logits = model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0, :-1].log_softmax(-1)
-                found.append(
-                    float(logits[torch.arange(len(ids) - 1), torch.from_numpy(ids[1:].astype(np.int64))][own].sum())
-                )
+                targets = torch.from_numpy(ids[1:].astype(np.int64))
+                found.append(float(logits[torch.arange(len(ids) - 1), targets][own].sum()))
     return torch.tensor(found)
 
 
@@ -320,6 +319,5 @@ def test_weights_that_lack_more_than_the_head_are_refused(model, tmp_path, mista
     model.save_pretrained(tmp_path)
     state = {name: value for name, value in model.state_dict().items() if "embed_tokens" not in name}
     save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    assert "embed_tokens" in mistake(
-        lambda: scores.loading(str(tmp_path), LlamaConfig.from_pretrained(tmp_path), "here")
-    )
+    config = LlamaConfig.from_pretrained(tmp_path)
+    assert "embed_tokens" in mistake(lambda: scores.loading(str(tmp_path), config, "here"))

@@ -242,9 +242,8 @@ def test_hosts_that_may_not_hold_what_is_offloaded_are_said_to(plan):
 
 def test_where_experts_lie_on_several_ranks_it_says_what_no_interval_has(plan):
     words = ["qwen3-30b-a3b", "--gpu", "H200", "--hostfile", "hostfiles/2x8", "--strategy"]
-    said = {
-        name: "more tokens for its experts than its share" in plan(*words, name)[1] for name in ("fsdp2", "ep_fsdp2")
-    }
+    more = "more tokens for its experts than its share"
+    said = {name: more in plan(*words, name)[1] for name in ("fsdp2", "ep_fsdp2")}
     assert said == {"fsdp2": False, "ep_fsdp2": True}
 
 
@@ -265,9 +264,8 @@ def test_a_width_that_is_told_is_kept_in_a_pipe_too(plan, monkeypatch):
 def test_what_does_not_fit_has_no_speed_and_no_price(plan):
     plans = json.loads(plan("llama-3.1-405b", "--gpu", "4090", "--json")[1])["plans"]
     assert plans and not any(one["fits"] for one in plans)
-    assert {
-        one[key] for one in plans for key in ("tokens_per_second_per_gpu", "usd_per_billion_tokens", "seconds")
-    } == {None}
+    figures = ("tokens_per_second_per_gpu", "usd_per_billion_tokens", "seconds")
+    assert {one[key] for one in plans for key in figures} == {None}
 
 
 def test_adapters_are_named_where_all_weights_need_offload(plan):

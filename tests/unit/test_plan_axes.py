@@ -59,9 +59,8 @@ def test_a_plan_never_proposes_what_is_refused(method, model, length, batch):
     assert ranked
     for candidate in ranked:
         axes = dict.fromkeys(candidate.estimate.job.axes.used, True)
-        assert refusal(method=method, kind=candidate.choice.kind, optim="adamw_torch_fused", **axes) is None, (
-            candidate.name
-        )
+        refused = refusal(method=method, kind=candidate.choice.kind, optim="adamw_torch_fused", **axes)
+        assert refused is None, candidate.name
 
 
 def test_every_kind_of_strategy_has_the_name_that_train_py_gives_it():
@@ -153,9 +152,8 @@ def test_a_written_plan_has_a_file_for_its_axes(
 ):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("brigade.train.strategy.refusal", strategies.refusal)
-    monkeypatch.setattr(
-        strategy_file, "_place", lambda ours, name, folder, belongs: folder / name
-    )  # whatever is shipped
+    # Whatever is shipped.
+    monkeypatch.setattr(strategy_file, "_place", lambda ours, name, folder, belongs: folder / name)
     words = ["plan", model, "--gpu", "H100", "--hostfile", f"hostfiles/{cluster}", "--strategy", strategy]
     words += ["--network", network] if network else []
     said = prints(0, *words, "--write", str(tmp_path))

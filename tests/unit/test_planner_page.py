@@ -98,9 +98,8 @@ def test_intervals_hold_sources_left_out_and_are_no_wider_than_that_needs():
 
 def test_a_baseline_of_three_formulas_is_worse_than_the_planner():
     for what in ("memory", "device", "time"):
-        runs = [
-            run for run, _ in baseline.group(what).rows if run.name in {one.name for one in planner_rows.strangers()}
-        ]
+        strange = {run.name for run in planner_rows.strangers()}
+        runs = [run for run, _ in baseline.group(what).rows if run.name in strange]
         ours, theirs = (
             statistics.median(abs((of.speed_error(run) if what == "time" else of.memory_error(run)) - 1) for run in runs)
             for of in (SimpleNamespace(speed_error=lambda run: planner_rows.speed_error(run, {}),

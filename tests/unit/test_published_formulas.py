@@ -69,9 +69,8 @@ def test_a_step_in_the_backward_pass_leaves_no_gradients():
 
 def test_offloaded_activations_leave_one_layer_s():
     plain = published(checkpointing="full", sequence=2**17)
-    assert (
-        2 * estimate(replace(plain, offload_activations=True)).memory.activations < estimate(plain).memory.activations
-    )
+    offloads = estimate(replace(plain, offload_activations=True)).memory
+    assert 2 * offloads.activations < estimate(plain).memory.activations
 
 
 def test_dropout_takes_memory_and_time_in_eager_attention():

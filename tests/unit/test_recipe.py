@@ -172,9 +172,7 @@ def fits(key, value):
 def test_identity_changes_with_what_is_computed_and_with_nothing_else(key):
     apart = key in WATCHING or SECTION_OF[key] == "cluster"
     same = identity_of(**{key: another_value(key)}) == identity_of()
-    assert same == apart, (
-        "NOT_IN_IDENTITY of brigade/train/recipe/schema.py and WATCHING of this file have the same keys"
-    )
+    assert same == apart, "schema.py's NOT_IN_IDENTITY and WATCHING of this file have the same keys"
 
 
 def test_identity_changes_with_the_strategy():

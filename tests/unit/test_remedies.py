@@ -69,10 +69,8 @@ def claimed():
         def prepare(run):
             document = run.settings.document()
             document["cluster"] |= run.strategy.as_cluster()
-            document["run"] = {
-                "strategy": {"kind": run.strategy.kind, "name": run.strategy.name},
-                "ranks": run.world.size,
-            }
+            strategy = {"kind": run.strategy.kind, "name": run.strategy.name}
+            document["run"] = {"strategy": strategy, "ranks": run.world.size}
             run.directory.mkdir(exist_ok=True)
             (run.directory / "run.yaml").write_text(yaml.safe_dump(document))
             if step:

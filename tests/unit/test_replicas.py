@@ -108,9 +108,8 @@ def test_nvme_is_told_by_its_file(load, mistake):
 )
 def test_bytes_and_rounding(precision, width, error):
     """bf16's error is relative to each value, int8's to the largest of its block."""
-    values = torch.randn(3, 4 * BLOCK, generator=torch.Generator().manual_seed(0)) * torch.tensor(
-        [[1.0], [1e-6], [1e4]]
-    )
+    draw = torch.Generator().manual_seed(0)
+    values = torch.randn(3, 4 * BLOCK, generator=draw) * torch.tensor([[1.0], [1e-6], [1e4]])
     sent = encode(values, precision)
     assert sent.dtype == torch.uint8 and sent.numel() == width * values.numel()
     blocks = values.view(3, -1, BLOCK).abs().amax(-1, keepdim=True).expand(-1, -1, BLOCK).reshape(3, -1)

@@ -141,9 +141,8 @@ def sequence(length, begin=0):
 @pytest.mark.parametrize("padding_free", [True, False])
 def test_filler_and_padding_do_not_count(padding_free):
     samples = WithFiller([sequence(5), sequence(3)], pad_token_id=0)
-    batch = Collate(0, Layout(padding_free, False, False, multiple=4, marks=True))(
-        ([samples[0], samples[-1], samples[1]], 8)
-    )
+    layout = Layout(padding_free, False, False, multiple=4, marks=True)
+    batch = Collate(0, layout)(([samples[0], samples[-1], samples[1]], 8))
     assert batch[REAL].shape == batch["input_ids"].shape and int(batch[REAL].sum()) == 8
     expected = [1] * 5 + [0] * 2 + [1] * 3 + [0] * 2 if padding_free else [1] * 5 + [0] * 11 + [1] * 3 + [0] * 5
     assert batch[REAL].flatten().int().tolist() == expected

@@ -116,9 +116,8 @@ def test_a_row_group_is_not_read_to_be_skipped(tmp_path, monkeypatch):
 def test_arrow_structs_lose_the_keys_of_others(tmp_path):
     """Arrow gives every struct the keys of all; a null that JSON says is one stays."""
     calls = [{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {"y": "b"}}]
-    content = [
-        {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"function": call}]}]} for call in calls
-    ]
+    turns = [{"role": "assistant", "content": "", "tool_calls": [{"function": call}]} for call in calls]
+    content = [{"messages": [turn]} for turn in turns]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(content), tmp_path / "a.parquet")
     assert [found for found, _ in read(Parquet([tmp_path / "a.parquet"]))] == content
     write_jsonl(tmp_path / "a.jsonl", [{"x": {"y": None}}])

@@ -21,9 +21,8 @@ def run(tmp_path):
     directory = tmp_path / "run"
     (directory / "checkpoint-4").mkdir(parents=True)
     (directory / "checkpoint-4/trainer_state.json").write_text("{}")
-    (directory / "run.yaml").write_text(
-        "run: {ranks: 2, hosts: [node1, node2], strategy: {name: zero3}, started: today}\n"
-    )
+    run = "{ranks: 2, hosts: [node1, node2], strategy: {name: zero3}, started: today}"
+    (directory / "run.yaml").write_text(f"run: {run}\n")
     events.add(directory, "started", step=0, steps=10, checkpoint=None)
     events.add(directory, "grace", step=2, seconds=33.4)
     events.add(directory, "step", step=5, loss=2.5)

@@ -185,10 +185,8 @@ def test_parameters_outside_a_plan_that_lie_on_divided_activations_are_found(nam
 
 def test_a_plan_that_leaves_a_gradient_in_parts_is_refused(monkeypatch):
     """A gate of all heads, computed on every rank from whole states, whose gradient nobody sums up on its way back."""
-    plan = CONFIG_MAPPING["llama"].base_model_tp_plan
-    monkeypatch.setattr(
-        CONFIG_MAPPING["llama"], "base_model_tp_plan", plan | {"layers.*.mlp.up_proj": "rowwise_split_input"}
-    )
+    plan = CONFIG_MAPPING["llama"].base_model_tp_plan | {"layers.*.mlp.up_proj": "rowwise_split_input"}
+    monkeypatch.setattr(CONFIG_MAPPING["llama"], "base_model_tp_plan", plan)
     problem, cure = tensor.check(config("llama", num_key_value_heads=2), 2)
     assert "is not to be trusted" in problem and "ZeRO-3" in cure
 

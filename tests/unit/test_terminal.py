@@ -142,9 +142,8 @@ def test_what_is_said_of_marked_words_is_how_they_are_shown(options, said, monke
     assert marking(out) == said
     out.print("words", style="green underline")
     shown = out.file.getvalue()
-    assert ("[4" in shown, "32m" in shown) == {"green": (True, True), "underlined": (True, False)}.get(
-        said, (False, False)
-    )
+    marks = {"green": (True, True), "underlined": (True, False)}
+    assert ("[4" in shown, "32m" in shown) == marks.get(said, (False, False))
 
 
 @pytest.mark.parametrize("width, lines", [

@@ -28,12 +28,8 @@ pytestmark = pytest.mark.usefixtures("digests")
 
 # Hybrids: three layers of four without attention, as Qwen3.5 has them, and LFM2's convolutions.
 LINEAR = ["linear_attention"] * 3 + ["full_attention"]
-STATE = {
-    "linear_num_value_heads": 8,
-    "linear_num_key_heads": 4,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
-}
+STATE = {"linear_num_value_heads": 8, "linear_num_key_heads": 4}
+STATE |= dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 32)
 LATENT = {"kv_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "pad_token_id": 0,
           "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
 SPACE = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 64, "mamba_expand": 2, "mamba_chunk_size": 64}

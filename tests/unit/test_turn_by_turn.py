@@ -78,9 +78,8 @@ def problem(found):
 @every_family
 @pytest.mark.parametrize("last", [False, True], ids=["all turns", "the last turn"])
 def test_labels_are_those_of_our_marked_template_or_the_chat_is_refused(tokenizers, name, last):
-    ours, stock = (
-        machine(tokenizers[name], text, train_on_last_turn_only=last) for text in (text_of(name), unmarked(name))
-    )
+    texts = (text_of(name), unmarked(name))
+    ours, stock = (machine(tokenizers[name], text, train_on_last_turn_only=last) for text in texts)
     tally = Counter()
     for row in rows(name):
         marked, by_turns = encoded(ours, copy.deepcopy(row)), encoded(stock, row)

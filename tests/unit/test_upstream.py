@@ -174,9 +174,8 @@ def own(tree: ast.AST) -> set[str]:
 def test_the_pinned_versions_have_what_we_touch(file, name):
     package, _, inside = file.partition("/")
     (folder,) = importlib.util.find_spec(package).submodule_search_locations
-    assert re.search(rf"\b{name}\b", (Path(folder) / inside).read_text()), (
-        "what was it for? brigade/train/upstream/ says"
-    )
+    text = (Path(folder) / inside).read_text()
+    assert re.search(rf"\b{name}\b", text), "what was it for? brigade/train/upstream/ says"
 
 
 def test_the_installed_versions_have_every_module_and_name_that_is_imported():
@@ -333,9 +332,8 @@ def named(tree: ast.AST, owners: tuple[str, ...]) -> set[str]:
 def ignored(handed: set[str]) -> set[str]:
     """Options of TrainingArguments that Transformers' Trainer reads only where a run never comes: in methods that ours replaces,
     or that only these call; and that nothing of ours reads."""
-    (trainer,) = (
-        node for node in parsed(Path(transformers.trainer.__file__)).body if getattr(node, "name", "") == "Trainer"
-    )
+    body = parsed(Path(transformers.trainer.__file__)).body
+    (trainer,) = (node for node in body if getattr(node, "name", "") == "Trainer")
     methods = {node.name: node for node in trainer.body if isinstance(node, ast.FunctionDef)}
     ours = [parsed(path) for path in (ROOT / "brigade/train").rglob("*.py")]
     room = [kind for kind in PipelineTrainer.__mro__ if kind.__module__.startswith("brigade.")]

@@ -151,9 +151,8 @@ def tool(name, **properties):
 
 
 def with_tools(name, arguments, tools):
-    turns = chat(
-        "Be brief.", "Do it.", "", "done", "It is done.", roles=("system", "user", "assistant", "tool", "assistant")
-    )
+    roles = ("system", "user", "assistant", "tool", "assistant")
+    turns = chat("Be brief.", "Do it.", "", "done", "It is done.", roles=roles)
     turns["messages"][2]["tool_calls"] = [{"type": "function", "function": {"name": name, "arguments": arguments}}]
     return {"tools": tools} | turns
 
@@ -339,8 +338,7 @@ def test_numbers_of_samples(prepare, write, tokenizer):
     file, held = write("a.jsonl", chats("a", 30)), write("held.jsonl", chats("held", 9))
     prepared = prepare(train_file=file, validation_file=held, max_train_samples=5, max_eval_samples=3)
     assert (len(prepared.train), len(prepared.heldout["a"])) == (5, 3)
-    assert (
-        texts(tokenizer, prepared.train) == texts(tokenizer, prepare(train_file=file, validation_file=held).train)[:5]
-    )
+    both = prepare(train_file=file, validation_file=held).train
+    assert texts(tokenizer, prepared.train) == texts(tokenizer, both)[:5]
     prepared = prepare(train_file=file, max_train_samples=20, validation_split=0.2)
     assert (len(prepared.train), len(prepared.heldout["a"])) == (20, 5)

@@ -167,11 +167,8 @@ NONSENSE = {
 @pytest.mark.parametrize("message", NONSENSE)
 def test_a_host_that_says_nonsense_is_lost(message):
     hello = {"is": "hello", "host": "", "machine": "", "versions": {}, "project": "", "gpus": 0, "addresses": {}}
-    agent = [
-        sys.executable,
-        "-c",
-        f"print('brigade> {json.dumps(hello)}\\nbrigade>', {message!r}, flush=True); input()",
-    ]
+    says = f"print('brigade> {json.dumps(hello)}\\nbrigade>', {message!r}, flush=True); input()"
+    agent = [sys.executable, "-c", says]
 
     async def hear():
         channel = Channel("node2", range(1, 2), agent, asyncio.Queue())

@@ -309,9 +309,8 @@ def launch_with(project, monkeypatch):
         ask = lambda *_, **__: asyncio.sleep(0, told)  # noqa: E731
         silence = SimpleNamespace(seconds=lambda: 0.0)
         more = {"open": False, "stopped": True, "hello": {}, "hearing": silence, "patience": 60.0}
-        return SimpleNamespace(
-            host=host, ranks=range(1), slots=1, ask=ask, tell=lambda *_, **__: None, close=nothing, **more
-        )
+        known = {"host": host, "ranks": range(1), "slots": 1, "ask": ask}
+        return SimpleNamespace(**known, tell=lambda *_, **__: None, close=nothing, **more)
 
     def attempt(number, told):
         job = make("mine.yaml", [], None)

@@ -188,9 +188,8 @@ def test_samples_are_what_the_models_processor_makes(kind, written, load, tmp_pa
         images = {"images": [pictures[name] for name in names]} if names else {}
         ids = own.processor.own(text=[text], **images)["input_ids"][0]
         assert sample["input_ids"].tolist() == list(ids)
-        assert all(
-            np.array_equal(image.open(), pictures[name]) for image, name in zip(sample["images"], names, strict=True)
-        )
+        pairs = zip(sample["images"], names, strict=True)
+        assert all(np.array_equal(image.open(), pictures[name]) for image, name in pairs)
         answers = [turn["content"][0]["text"] for turn in chat if turn["role"] == "assistant"]
         learned = own.tokenizer.decode([int(label) for label in sample["labels"] if label != IGNORED])
         end = MODELS[kind]["end"]

@@ -313,9 +313,8 @@ def test_status_of_forged_events(run, capsys):
     lines = [{"event": "step", "time": value, "step": value, "steps": value, "loss": value} for value in EVIL]
     lines += [{"event": "grace", "seconds": value} for value in EVIL]
     (run / "events.jsonl").write_text("\n".join([*map(json.dumps, [*lines, *EVIL]), nested(100_000), "{"]))
-    (run / "run.yaml").write_text(
-        json.dumps({"run": {"strategy": "x", "hosts": {"a": 1}, "ranks": "9; id", "replicas": []}})
-    )
+    forged = {"strategy": "x", "hosts": {"a": 1}, "ranks": "9; id", "replicas": []}
+    (run / "run.yaml").write_text(json.dumps({"run": forged}))
     (run / "success.json").write_text("[]")
     assert main(["status", str(run)]) == 0 and main(["status", "--json", str(run)]) == 0
     known = status.of(run)
