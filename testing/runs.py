@@ -72,6 +72,12 @@ def write_inputs(folder: Path, steps: int = LONG) -> list[str]:
     return ["--recipe", str(folder / "full.yaml")]
 
 
+def write_saving_inputs(folder: Path) -> list[str]:
+    """Do what write_inputs() does, for six steps with a checkpoint after every second, of which the newest two are kept."""
+    few = ["--max_steps", "6", "--save_steps", "2", "--save_total_limit", "2", "--eval_answers", "0"]
+    return [*write_inputs(folder), *few, "--eval_steps", "6"]
+
+
 CHANGES: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 16},  # shorter than the samples
     "phi-norms": {"qk_layernorm": True},

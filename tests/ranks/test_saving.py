@@ -8,23 +8,14 @@ import pytest
 from brigade.train.checkpoint import manifest
 from brigade.train.run import events
 from testing import marks, runs
+from testing.parity import STRATEGIES
 from testing.ranks import run_ranks
 from testing.run_files import losses_of
-
-STRATEGIES = {
-    "ddp": [],
-    "zero2": ["--ds_config", "ds_configs/zero2.json"],
-    "zero3": ["--ds_config", "ds_configs/zero3.json"],
-    "fsdp2": ["--accelerate_config", "accelerate_configs/fsdp2_1x2.yaml"],
-}
 
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory):
-    """Six steps with a checkpoint after every second, of which one is kept besides the newest."""
-    folder = tmp_path_factory.mktemp("inputs")
-    few = ["--max_steps", "6", "--save_steps", "2", "--save_total_limit", "2", "--eval_answers", "0"]
-    return [*runs.write_inputs(folder), *few, "--eval_steps", "6"]
+    return runs.write_saving_inputs(tmp_path_factory.mktemp("inputs"))
 
 
 @pytest.fixture(scope="module")

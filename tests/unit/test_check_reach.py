@@ -101,8 +101,7 @@ def test_where_packets_are_lost_no_firewall_is_blamed(lost, failed, levels):
 
 
 def test_where_one_direction_is_closed_the_end_that_hears_nothing_is_named():
-    closed = {"32768": "no answer within 5 s"}
-    failed = {"node2": {"node3": closed}, "node3": {"node2": closed}}
+    failed = {"node2": {"node3": LATE}, "node3": {"node2": LATE}}
     found = ports(failed, {"node2": ["node3"], "node3": [], "node1": []})
     assert [host for host, (level, _) in found.items() if level == "red"] == ["node3"]
     assert found["node3"][1].startswith("node2 cannot reach it")
