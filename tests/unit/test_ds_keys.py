@@ -42,6 +42,7 @@ from hypothesis import strategies as st
 from brigade.train.strategy.deepspeed_config import judge
 from testing.ds_keys import ALLOWED, DEPRECATED, OWNED, REMOVED, TABLE
 from testing.shipped import shipped
+from testing.strategies import changed
 
 LIMITS = ("gt", "ge", "lt", "le")
 DS_CONFIGS = {path.stem: json.loads(path.read_text()) for path in shipped("ds_configs/*.json")}
@@ -307,11 +308,7 @@ def test_our_judge_says_what_deepspeeds_models_say(settings, stage):
     config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": False}, "fp16": {"enabled": False}}
     config["zero_optimization"] = {"stage": stage}
     for path, value in settings:
-        *parents, key = path.split(".")
-        block = config
-        for name in parents:
-            block = block.setdefault(name, {})
-        block[key] = value
+        config = changed(path, value, config)
     ours, found = judge(json.loads(json.dumps(config)), "f")
     errors = [finding for finding in found if finding.severity == "error" and finding.rule not in STRICTER]
     try:

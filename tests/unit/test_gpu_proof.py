@@ -10,15 +10,9 @@ import pytest
 
 from benchmarks.gpu_proof import __main__ as command
 from benchmarks.gpu_proof import archive, disk, environment, parts, shapes
+from testing.gpu_proof_row import ROW
 
 MACHINE = {"gpus": 1, "devices": ["NVIDIA H100 80GB HBM3"], "memory_gib": [79.6]}
-ROW = {
-    "what": "zero3, 2 GPUs",
-    "figures": {"difference": 1e-6, "tokens_per_second": 9000.0},
-    "fell_short": "",
-    "left_out": "",
-    "command": "a",
-}
 
 
 def prove(tmp_path, monkeypatch, results, *words):

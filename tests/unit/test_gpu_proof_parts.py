@@ -18,14 +18,7 @@ from brigade.train.model.location import load_config
 from brigade.train.recipe import flags
 from brigade.train.watch import slow_ranks
 from testing import gpu_lane, runs
-
-ROW = {
-    "what": "zero3, 2 GPUs",
-    "figures": {"difference": 1e-6, "tokens_per_second": 9000.0},
-    "fell_short": "",
-    "left_out": "",
-    "command": "a",
-}
+from testing.gpu_proof_row import ROW
 
 
 def python(tmp_path, body):

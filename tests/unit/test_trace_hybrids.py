@@ -21,7 +21,7 @@ from brigade.train.upstream.experts import beside_mamba
 from testing import traced_model
 from testing.small_configs import EXPERTS, LENGTH, config
 from testing.trace_settings import TraceSettings, settings_of
-from testing.traced_model import measure
+from testing.traced_model import measure, parameters
 
 pytestmark = pytest.mark.usefixtures("digests")
 
@@ -113,8 +113,7 @@ def test_kimi_linears_layers_agree(checkpointing):
         "kimi_linear", **HYBRIDS["kimi_linear"] | MIXTURES | {"num_hidden_layers": 4, "mlp_layer_types": None}
     )
     shape = described(document, "x")
-    with torch.device("meta"):
-        assert shape.parameters == sum(p.numel() for p in build(document).parameters())
+    assert shape.parameters == parameters(document)
     sizes = (shape.ffn, shape.expert_ffn, shape.shared_ffn, shape.moe_layers, shape.top_k)
     assert sizes == (352, 64, 64, 3, 2) and shape.family.fp32_router
     job = Job(shape, LENGTH, checkpointing=checkpointing)
@@ -133,8 +132,7 @@ def test_a_hybrids_mixtures_are_counted():
         "jamba", **HYBRIDS["jamba"] | {"num_hidden_layers": 8, "num_experts": 8, "num_experts_per_tok": 2}
     )
     shape = described(document, "x")
-    with torch.device("meta"):
-        assert shape.parameters == sum(p.numel() for p in build(document).parameters())
+    assert shape.parameters == parameters(document)
     assert (shape.attending, shape.mixing, shape.moe_layers, shape.expert_ffn) == (0.25, 0.75, 4, 352)
     job = Job(shape, LENGTH)
     found = measure(document, settings_of(job))
@@ -149,8 +147,7 @@ def test_layers_with_a_state_space_beside_attention_agree(engine, checkpointing)
     """Falcon-H1's: each of the two reads a copy of its own, and under autocast multipliers in fp32 widen the space's input."""
     document = config("falcon_h1", **SPACE, mamba_d_ssm=256)
     shape = described(document, "x")
-    with torch.device("meta"):
-        assert shape.parameters == sum(p.numel() for p in build(document).parameters())
+    assert shape.parameters == parameters(document)
     assert shape.mixer and shape.mixer.beside and (shape.attending, shape.mixing) == (1, 1)
     assert shape.attended(1000) == 1000
     job = Job(shape, LENGTH, engine=engine, checkpointing=checkpointing, loss="released")
@@ -184,8 +181,7 @@ def test_layers_of_one_part_each_agree(name, engine, checkpointing):
     types = PATTERNS[name]
     document = {"model_type": "nemotron_h", **APART, "layers_block_type": types}
     shape = described(document, "x")
-    with torch.device("meta"):
-        assert shape.parameters == sum(p.numel() for p in build(document).parameters())
+    assert shape.parameters == parameters(document)
     assert shape.mixer and shape.apart and not shape.family.gated and shape.family.norms == 1 and shape.kv_heads == 2
     counts = [types.count(one) for one in ("full_attention", "linear_attention", "mlp", "moe")]
     assert [round(share * len(types)) for share in (shape.attending, shape.mixing)] == counts[:2]
