@@ -83,12 +83,12 @@ def rows_of() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     )
 
 
-def write_inputs(folder: Path) -> None:
-    """Write the models, rows and the recipe that all cases share."""
+def write_inputs(folder: Path) -> Path:
+    """Write the models, rows and the recipe that all cases share. Returns the folder."""
     from transformers import AutoModelForCausalLM
 
     if (folder / TEACHER).exists():
-        return
+        return folder
     for name in (MODEL, MIXTURE, TEACHER):
         runs.write_model(folder / name, "llama-wide" if name == TEACHER else name)
     with torch.random.fork_rng(devices=[]):
@@ -114,6 +114,7 @@ def write_inputs(folder: Path) -> None:
         },
     }  # fmt: skip
     (folder / "distill.yaml").write_text(json.dumps(recipe))  # JSON is YAML
+    return folder
 
 
 def run_cases(folder: Path, cases: list[Case]) -> dict[Case, list[dict[str, Any]]]:

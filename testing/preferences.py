@@ -64,15 +64,15 @@ def kind_of(form: str) -> str:
     return "judged" if FORMS[form]["objective"] == "kto" else "pairs"
 
 
-def write_inputs(folder: Path) -> None:
-    """Write the models, rows and the recipe that all cases share."""
+def write_inputs(folder: Path) -> Path:
+    """Write the models, rows and the recipe that all cases share. Returns the folder."""
     import peft
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     model = runs.write_model(folder / MODEL, "llama")
     if (folder / OTHER).exists():
-        return
+        return folder
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         other = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
@@ -104,6 +104,7 @@ def write_inputs(folder: Path) -> None:
         },
     }  # fmt: skip
     (folder / "preferences.yaml").write_text(json.dumps(recipe))  # JSON is YAML
+    return folder
 
 
 # ---- cases -------------------------------------------------------------------------------------------------------------

@@ -24,9 +24,7 @@ def likeness(answer, reference):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("distilling")
-    distilling.write_inputs(folder)
-    return folder
+    return distilling.write_inputs(tmp_path_factory.mktemp("distilling"))
 
 
 @pytest.fixture(scope="module")
