@@ -1,9 +1,6 @@
 """Every recipe on every hostfile as every kind of job file; what holds for all kinds, and how files are written."""
 
-import os
 import shlex
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -223,13 +220,3 @@ def test_write_to_standard_output(tmp_path, monkeypatch, capsys):
 def test_write_where_nothing_can_be_written(tmp_path, mistake):
     assert "cannot be written" in mistake(write, job(), "sbatch", tmp_path / "no" / "such" / "folder.sbatch")
     assert "not overwritten" in mistake(write, job(), "sbatch", tmp_path)
-
-
-def test_the_library_is_quick_to_import():
-    heavy = "torch transformers accelerate deepspeed datasets numpy kubeflow_trainer_api sky"
-    code = f"import brigade.launch.write, sys; print([m for m in {heavy.split()} if m in sys.modules])"
-    environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "[]\n"

@@ -277,11 +277,6 @@ def test_a_run_continues_under_another_version_unless_it_computes_something_else
     assert told.index("-2") < told.index("--fresh")
 
 
-def test_nothing_here_imports_torch():
-    code = "import sys, brigade.train.recipe.flags, brigade.train.strategy; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(ROOT)})
-
-
 # ---- errors ------------------------------------------------------------------------------------------------------
 @given(st.text(), st.text(), st.text())
 def test_an_error_is_three_lines_whatever_is_in_it(place, problem, cure):

@@ -201,12 +201,6 @@ def test_code_that_cannot_be_traced(request):
         measure(document, TraceSettings(LENGTH, autocast=True))  # the experts' product takes bf16 alone
 
 
-def test_a_plan_imports_no_torch():
-    code = "import sys; from brigade.__main__ import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
-    command = [sys.executable, "-c", code, "plan", "recipes/qwen3-8b", "--gpu", "H100 80GB"]
-    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-
 def test_a_broken_cache_is_made_anew(digests):
     shape = shape_from_model(config())
     next(digests.iterdir()).write_text("{")
