@@ -118,22 +118,6 @@ def test_columns_of_other_names(from_rows, prepare, write, tokenizer, mistake, r
     assert "none of the columns 'messages', 'prompt', 'text'" in message and repr(next(iter(row))) in message
 
 
-@pytest.mark.parametrize("row, said", [
-    ({"prompt": "a"}, "'completion'"), ({"prompt": "a", "completion": ""}, "empty"),
-    ({"text": 3}, "the text is 3"), ({"prompt": "a", "completion": ["b"]}, "not a list of turns"),
-    ({"prompt": "a", "completion": 3}, "two lists"), ({}, "nothing"),
-    ({"messages": [{"role": "user", "content": "a"}]}, "without an assistant turn"),
-    ({"prompt": chats("a", 1)[0]["messages"], "completion": [{"role": "user", "content": "b"}]}, "no assistant turn"),
-    ({"messages": [{"role": "user", "content": "a"}] * 2}, "do not alternate"),
-    ({"messages": [{"role": "assistant", "content": "a"}] * 2}, "do not alternate"),
-    ({"messages": [*chats("a", 1)[0]["messages"], {"role": "system", "content": "s"}]}, "only be the first"),
-    ({"text": "\ud800"}, "train.jsonl"),
-], ids=str)  # fmt: skip
-def test_rows_that_hold_nothing_to_learn(from_rows, tmp_path, mistake, row, said):
-    message = mistake(from_rows, *chats("a", 2), row)
-    assert f"{tmp_path / 'train.jsonl'}, line 3" in message and said in message
-
-
 def test_truncation_off(from_rows, tmp_path, mistake):
     long = {"prompt": "a", "completion": " b" * 40}
     assert from_rows(long, max_length=16).facts["cut"] == 1
