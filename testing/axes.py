@@ -6,6 +6,7 @@ from typing import Any
 from brigade.train.strategy.axes import Axes
 from brigade.train.strategy.axis_keys import as_mesh, with_axes
 
+from .command_line import as_flags
 from .parity import LEARNING_RATE
 from .ranks import REPOSITORY
 from .runs import GLOBAL_BATCH
@@ -26,14 +27,7 @@ ADAPTERS = {"dora": ["--use_dora"], "qlora": ["--load_in_4bit"], "qdora": ["--lo
 WIDE = "llama-wide"  # so that a tensor group divides no block of 4-bit weights
 # "llama" has a head of its own.
 OF_VARIANT = {"qlora": WIDE, "qdora": WIDE, "ends": "llama", "tiled": "llama", "lora-norms": "qwen3"}
-TILED = [
-    "--tiled_loss",
-    "24",
-    "--tiled_mlp",
-    "24",
-    "--learning_rate",
-    "0.1",
-]  # the head divided, or whole because it is tied
+TILED = as_flags(tiled_loss=24, tiled_mlp=24, learning_rate=0.1)  # the head divided, or whole because it is tied
 VARIANTS = {
     # At parity.py's rate one process at accumulation 4 is 1.2e-5 from itself at 1.
     "packing": ["--packing", "true", "--learning_rate", "0.3"],

@@ -107,10 +107,8 @@ def write_inputs(folder: Path) -> Path:
             "chat_template": "none", "max_length": MAX_LENGTH, "train_file": str(folder / "train.jsonl"),
             "validation_file": str(folder / "heldout.jsonl"),
         },
-        "training": {
-            "objective": "distill", "global_batch_size": BATCH, "max_steps": STEPS, "optim": "sgd",
-            "lr_scheduler_type": "constant", "max_grad_norm": 0, "eval_steps": STEPS, "eval_answers": 0, "save_steps": None,
-            "report_to": [], "report_page": False, "seed": 0, "per_device_eval_batch_size": 2,
+        "training": runs.PLAIN | {
+            "objective": "distill", "global_batch_size": BATCH, "max_steps": STEPS, "eval_steps": STEPS,
         },
     }  # fmt: skip
     (folder / "distill.yaml").write_text(json.dumps(recipe))  # JSON is YAML

@@ -97,11 +97,7 @@ def write_inputs(folder: Path) -> Path:
             (folder / f"{kind_of(form)}-{name}.jsonl").write_text(lines)
     recipe = {
         "data": {"chat_template": "none", "max_length": MAX_LENGTH},
-        "training": {
-            "global_batch_size": BATCH, "max_steps": STEPS, "optim": "sgd", "lr_scheduler_type": "constant",
-            "max_grad_norm": 0, "eval_steps": STEPS // 2, "eval_answers": 0, "save_steps": None, "report_to": [],
-            "report_page": False, "seed": 0, "per_device_eval_batch_size": 2,
-        },
+        "training": runs.PLAIN | {"global_batch_size": BATCH, "max_steps": STEPS, "eval_steps": STEPS // 2},
     }  # fmt: skip
     (folder / "preferences.yaml").write_text(json.dumps(recipe))  # JSON is YAML
     return folder
