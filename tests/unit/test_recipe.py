@@ -3,11 +3,9 @@
 import json
 import re
 import shlex
-import subprocess
 import sys
 import types
 import typing
-from pathlib import Path
 
 import pytest
 import yaml
@@ -21,8 +19,8 @@ from brigade.train.recipe.batch import batch_arithmetic
 from brigade.train.recipe.data_section import WeightedSource
 from brigade.train.recipe.schema import BEFORE, SECTION_OF, SECTIONS, Recipe, computed, identity
 from brigade.train.recipe.training_section import TrainingSection
+from testing.command_line import run_here
 
-ROOT = Path(__file__).parents[2]
 counts = st.integers(1, 300)
 micros = st.just("auto") | st.integers(1, 40)
 
@@ -195,10 +193,7 @@ def test_identity_is_the_same_in_every_process():
         "print(identity(Recipe.model_validate(json.loads(sys.argv[1])), 's'))"
     )
     whole = document(lr_scheduler_kwargs={"b": 1, "a": {"x": [1, 2]}}, optim="lamb")
-    command = [sys.executable, "-c", code, json.dumps(whole)]
-    found = subprocess.run(
-        command, env={"PYTHONHASHSEED": "7", "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-    )
+    found = run_here([sys.executable, "-c", code, json.dumps(whole)], 100, PYTHONHASHSEED="7")
     assert found.stdout.strip() == identity(Recipe.model_validate(whole), "s"), found.stderr
 
 

@@ -6,7 +6,6 @@ A row that fails after an upgrade names the file to look at; brigade/train/upstr
 import ast
 import importlib.util
 import re
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -20,6 +19,7 @@ from brigade.train.step.pipeline_trainer import PipelineTrainer
 from brigade.train.upstream import peft_layers
 from brigade.train.upstream.trainer import HookedTrainer
 from testing import upstream_names
+from testing.command_line import run_here
 
 ROOT = Path(__file__).resolve().parents[2]
 UPSTREAM = ROOT / "brigade/train/upstream"
@@ -175,9 +175,7 @@ def test_the_pinned_versions_have_what_we_touch(file, name):
 
 def test_the_installed_versions_have_every_module_and_name_that_is_imported():
     """In a process of its own, for it imports all of them; for other versions: python -m testing.upstream_names"""
-    done = subprocess.run(
-        [sys.executable, "-m", "testing.upstream_names"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = run_here([sys.executable, "-m", "testing.upstream_names"], 300)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
@@ -254,7 +252,7 @@ with upstream.quick_imports(for_good=True):
     import sqlite3
 print(gc.get_freeze_count())
 """
-    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    told = run_here([sys.executable, "-c", code], 100)
     assert told.stdout.split() == ["0", "True", "True", "0"]
 
 
@@ -270,7 +268,7 @@ assert extract_model_from_parallel(model) is model and "deepspeed" not in sys.mo
 import deepspeed
 assert extract_model_from_parallel(model) is model
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = run_here([sys.executable, "-c", code], 100)
     assert done.returncode == 0, done.stderr
 
 
