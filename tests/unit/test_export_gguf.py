@@ -115,9 +115,8 @@ def test_a_tokenizer_can_be_made_to_split_as_each_name_says(name, tokenizer):
     assert pre_tokenizers.name_of(document, document["model"]["ignore_merges"]) == name
 
 
-def test_a_gguf_file_as_a_model_splits_texts_as_it_says(tmp_path, monkeypatch, mistake):
+def test_a_gguf_file_as_a_model_splits_texts_as_it_says(tmp_path, monkeypatch, own_cache, mistake):
     """Transformers reads SmolLM2's tokenizer without its digits, which are a token each."""
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
     folder = gguf_models.save(tmp_path / "model", **gguf_models.PLAIN["llama-tied"] | {"pre": "smollm"})
     gguf.write(folder, tmp_path / "tiny.gguf", "F16", gguf.About("tiny"))
     ours = AutoTokenizer.from_pretrained(folder)

@@ -29,9 +29,8 @@ ROWS = ["--use_peft", "--trainable_token_indices", "<call>,</call>,<|tool|>"]
 
 
 @pytest.fixture
-def settings_of(folder, tmp_path, monkeypatch):
+def settings_of(folder, own_cache):
     """settings_of("llama", *words): of a model of 4096 tokens, as many as its tokenizer has."""
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
 
     def settings(model, *words):
         return flags.load(

@@ -206,8 +206,7 @@ def test_maps_are_objects(tmp_path):
     assert read(Parquet([tmp_path / "a.parquet"]))[0][0] == {"messages": turns}
 
 
-def test_the_same_content_is_the_same_wherever_it_lies(tmp_path, monkeypatch):
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
+def test_the_same_content_is_the_same_wherever_it_lies(tmp_path, own_cache):
     paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
     for path in paths:
         write_jsonl(path, [{"text": "a"}])

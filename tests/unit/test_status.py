@@ -77,9 +77,8 @@ def test_nothing_is_written_where_there_is_no_run_any_more(tmp_path):
 
 # ---- launches in the background --------------------------------------------------------------------------------------
 @pytest.fixture
-def record(tmp_path, monkeypatch):
+def record(tmp_path, own_cache):
     """call(pid, host): what a launch of `host` leaves in the cache once it has begun."""
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
     (tmp_path / "logs").mkdir()
 
     def write(pid, host=None):

@@ -25,10 +25,9 @@ URL = "memory://bucket/runs/one"
 
 
 @pytest.fixture(autouse=True)
-def memory(monkeypatch, tmp_path):
+def memory(monkeypatch, own_cache, tmp_path):
     monkeypatch.setattr(uploads, "PAUSES", (0.0, 0.0))
     monkeypatch.setenv("BRIGADE_LOCAL_OUTPUT", str(tmp_path / "outputs"))
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
     system = fsspec.filesystem("memory")
     system.store.clear()
     yield system

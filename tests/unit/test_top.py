@@ -280,10 +280,9 @@ def test_hosts_that_only_a_strangers_files_name_are_not_asked(tmp_path, capsys, 
     assert top._trusted(named, True) == named and capsys.readouterr().err == ""
 
 
-def test_hosts_of_ones_own_launches_are_known(tmp_path, monkeypatch):
+def test_hosts_of_ones_own_launches_are_known(tmp_path, own_cache):
     from brigade.launch import background
 
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
     (tmp_path / "logs").mkdir()
     job = SimpleNamespace(output_dir=tmp_path / "run", hosts={"node1": 8, "node2": 8}, texts=dict)
     assert background.run(lambda: 0, tmp_path / "logs", job, False) == 0

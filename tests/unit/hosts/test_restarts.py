@@ -244,9 +244,8 @@ def test_a_run_whose_line_was_lost_at_its_end_is_judged_by_its_marker(hostfile, 
 
 # ---- what was launched -----------------------------------------------------------------------------------------------
 @pytest.fixture
-def project(tmp_path, monkeypatch):
+def project(tmp_path, monkeypatch, own_cache):
     """A recipe of a user's own, with an accelerate config that names a ds_config, a hostfile and a loss."""
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     tiny = recipe_files.read_yaml(recipe_files.DEFAULT_RECIPE)
     tiny["cluster"] = {"hostfile": "hosts", "accelerate_config": "zero.yaml"}

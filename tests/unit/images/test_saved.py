@@ -167,8 +167,7 @@ CHATS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_samples_are_what_the_models_processor_makes(kind, written, load, tmp_path, monkeypatch):
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
+def test_samples_are_what_the_models_processor_makes(kind, written, load, tmp_path, own_cache):
     pictures = {name: Image.effect_noise(size, 90).convert("RGB") for name, size in SIZES.items()}
     for name, picture in pictures.items():
         picture.save(tmp_path / name)
@@ -197,10 +196,9 @@ def test_samples_are_what_the_models_processor_makes(kind, written, load, tmp_pa
 
 
 def test_an_image_that_the_processor_does_not_take_names_its_file_and_row(
-    written, load, tmp_path, monkeypatch, user_error
+    written, load, tmp_path, own_cache, user_error
 ):
     """Qwen's take none that is more than 200 times as long as wide; skip_bad_rows leaves such a row out."""
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
     Image.new("RGB", (1, 900)).save(tmp_path / "thin.png")
     Image.new("RGB", (90, 90)).save(tmp_path / "fine.png")
     rows = [[pictured(tmp_path / "fine.png"), answer("Well.")], [pictured(tmp_path / "thin.png"), answer("A line.")]]
