@@ -58,7 +58,7 @@ def test_weights_that_are_only_there_in_pytorchs_format_are_downloaded_and_loade
     assert {path.suffix for path in Path(weights(settings, config)).iterdir()} == {".json", ".safetensors"}
 
 
-def test_making_random_weights_leaves_the_configuration_as_it_was(hub, own_cache, tmp_path):
+def test_making_random_weights_leaves_the_configuration_as_it_was(hub, own_cache):
     """One rank of a host makes them, the others find them, and all compare their configurations afterwards."""
     config = AutoConfig.from_pretrained(hub)
     before = config.to_dict()

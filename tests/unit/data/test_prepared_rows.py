@@ -70,7 +70,6 @@ def test_a_long_text_is_split_and_nothing_of_it_is_lost(from_rows, tokenizer):
 @pytest.mark.parametrize("processes", [1, 2])
 def test_empty_texts_are_skipped_and_counted(load, prepare, write, tokenizer, monkeypatch, processes):
     monkeypatch.setattr(rows, "CHUNK_BYTES", 60)  # among them chunks of nothing else
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     content = [{"text": text} for text in ("", "one", " \n\t", "two", *[""] * 20, "word " * 40, "\u00a0", "three")]
     data = {"train_file": write("a.jsonl", content), "max_length": 32, "dataset_num_proc": processes}
     data["validation_file"] = write("h.jsonl", [{"text": ""}, {"text": "held"}])
@@ -309,7 +308,6 @@ def test_one_row_is_not_trained_on_and_held_out(prepare, write, mistake, content
 @pytest.mark.parametrize("chunk_bytes, share", [(1 << 20, 0.02), (1 << 20, 0.5), (700, 0.2)])
 def test_what_a_long_text_is_split_into_lies_on_one_side(prepare, write, tokenizer, monkeypatch, chunk_bytes, share):
     monkeypatch.setattr(rows, "CHUNK_BYTES", chunk_bytes)
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     long = [{"text": f"{'abcdefghijkl'[i]} " * (0 if i % 5 == 4 else 60)} for i in range(12)]
     prepared = prepare(train_file=write("a.jsonl", long), validation_split=share, max_length=16)
     kept, held = (

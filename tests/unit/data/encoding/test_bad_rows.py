@@ -99,7 +99,6 @@ def test_all_bad_rows_are_listed_or_on_request_skipped_and_counted(
     prepare, mistake, capsys, monkeypatch, tmp_path, processes
 ):
     monkeypatch.setattr(rows, "CHUNK_BYTES", 300)
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     text = "".join(f"{json.dumps(row)}\n" for row in BROKEN) + "{no json\n" + f"{json.dumps(chat('b', 'long ' * 99))}\n"
     options = {"heldout": HELD, "dataset_num_proc": processes, "max_length": 64, "truncation": False}
     message = mistake(prepare, text, **options)
