@@ -1,7 +1,6 @@
 """The planner's formulas: what they count, what they refuse, and that published runs are about what they say."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,8 +25,8 @@ from brigade.plan.shape.from_config import shape_of
 from brigade.plan.shape.model_shape import FAMILIES, ModelShape
 from brigade.train.recipe.objectives import MODEL
 from brigade.train.strategy.state_bytes import model_states
+from testing.ranks import REPOSITORY as ROOT
 
-ROOT = Path(__file__).parents[2]
 A100 = gpu("A100 80GB")
 LLAMA_8B = named_shape(str(ROOT / "recipes" / "llama-3.1-8b"))
 QWEN_MOE = named_shape(str(ROOT / "recipes" / "qwen3-30b-a3b"))

@@ -1,7 +1,6 @@
 """What `launch --write accelerate` writes is what lies in accelerate_configs/, and accelerate takes it."""
 
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -15,7 +14,6 @@ from brigade.train.strategy import choose
 from brigade.train.strategy.axis_keys import as_mesh
 from testing.shipped import shipped
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 FILES = shipped("accelerate_configs/*.yaml")
 DDP = "{distributed_type: MULTI_GPU, parallelism_config: {%s_size: 2}}"

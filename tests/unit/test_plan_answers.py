@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import yaml
@@ -18,8 +17,8 @@ from brigade.plan.costs.estimate import intervals
 from brigade.plan.costs.step_time import step_time
 from brigade.plan.shape.find import described, named_shape
 from brigade.train.model.tiny import shrink
+from testing.ranks import REPOSITORY as ROOT
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 SLOW = Cluster("H100 80GB", 8, 2, "10 GbE")
 

@@ -5,7 +5,6 @@ import re
 import shlex
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 import yaml
@@ -26,8 +25,8 @@ from brigade.plan.output.answer import speed_of
 from brigade.plan.shape.find import named_shape
 from brigade.train.strategy import refusal
 from brigade.train.strategy.axes import NAMES
+from testing.ranks import REPOSITORY as ROOT
 
-ROOT = Path(__file__).parents[2]
 LLAMA, TIED, MOE = (named_shape(str(ROOT / "recipes" / name)) for name in ("llama-3.1-8b", "qwen3-4b", "qwen3-30b-a3b"))
 H100 = Cluster("H100 80GB", 8, 2)
 

@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import yaml
@@ -23,8 +22,8 @@ from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
 from brigade.train.recipe.objectives import DISTILL, OBJECTIVES
 from brigade.train.strategy import Strategy
+from testing.ranks import REPOSITORY as ROOT
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 SHAPE, SMALL = (named_shape(str(ROOT / "recipes" / name)) for name in ("qwen3-8b", "qwen3-0.6b"))
 CONFIG = json.loads((ROOT / "recipes" / "qwen3-4b" / "config.json").read_text())

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -23,8 +22,8 @@ from brigade.plan.shape.find import named_shape
 from brigade.train.model.location import load_config
 from brigade.train.recipe import flags
 from testing import marks
+from testing.ranks import REPOSITORY as ROOT
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 PLAIN = tuple(choice for choice in CHOICES if not choice.axes)
 CLUSTERS = {"1x1": [], "1x8": ["--hostfile", "hostfiles/1x8"], "2x8": ["--hostfile", "hostfiles/2x8"]}

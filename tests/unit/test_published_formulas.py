@@ -1,7 +1,6 @@
 """Formulas of engines that train.py does not run: what they share with the planner's, and where they differ."""
 
 from dataclasses import fields, replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,8 +14,8 @@ from brigade.plan.costs.job import FUSED, Job
 from brigade.plan.costs.memory import moments
 from brigade.plan.costs.step_time import step_time
 from brigade.plan.shape.find import named_shape
+from testing.ranks import REPOSITORY as ROOT
 
-ROOT = Path(__file__).parents[2]
 LLAMA_8B = named_shape(str(ROOT / "recipes" / "llama-3.1-8b"))
 QWEN_MOE = named_shape(str(ROOT / "recipes" / "qwen3-30b-a3b"))
 

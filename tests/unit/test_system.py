@@ -3,13 +3,11 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from brigade.check import build_tools
-
-REPOSITORY = Path(__file__).resolve().parents[2]
+from testing.ranks import REPOSITORY
 
 
 def run(*command, **environment):

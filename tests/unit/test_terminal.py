@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import pytest
 from rich.table import Table
@@ -15,8 +14,8 @@ from brigade.errors import console
 from brigade.errors.console import folded, marking
 from brigade.train.host.cluster import World
 from brigade.train.step.environment import _silence
+from testing.ranks import REPOSITORY as ROOT
 
-ROOT = Path(__file__).parents[2]
 PLAN = [sys.executable, "-m", "brigade", "plan", "recipes/qwen3-8b", "--hostfile", "hostfiles/2x8", "--gpu", "H100"]
 
 

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import yaml
@@ -14,8 +13,8 @@ from brigade.errors import versions
 from brigade.train.host.cluster import World
 from brigade.train.strategy import axis_rules
 from brigade.train.strategy.axes import Axes
+from testing.ranks import REPOSITORY as ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PINNED = {name: versions.pins()[name] for name in versions.supported() if name != "python"}
 refusal = partial(versions.refusal, "python train.py", needed=("all", "run"))
 
