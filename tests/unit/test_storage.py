@@ -59,6 +59,12 @@ def directory(tmp_path):
     return folder
 
 
+@pytest.fixture
+def up(directory):
+    """Uploads of which the newest three stay."""
+    return Uploads(storage.open_storage(URL, ""), directory, 3)
+
+
 def there():
     return storage.open_storage(URL, "").sizes()
 
@@ -87,8 +93,7 @@ def checkpoints():
     return uploads.checkpoints_there(there(), storage.open_storage(URL, "").read)
 
 
-def test_a_checkpoint_comes_back_as_it_was_uploaded(directory, tmp_path, memory):
-    up = Uploads(storage.open_storage(URL, ""), directory, 3)
+def test_a_checkpoint_comes_back_as_it_was_uploaded(directory, tmp_path, memory, up):
     folder = checkpoint(directory, 4)
     upload(up, folder)
     (found,) = checkpoints()
@@ -99,8 +104,7 @@ def test_a_checkpoint_comes_back_as_it_was_uploaded(directory, tmp_path, memory)
     assert {path.name for path in brought.rglob("*")} == {path.name for path in folder.rglob("*")}
 
 
-def test_a_changed_byte_in_the_storage_is_found(directory, tmp_path, memory, capsys):
-    up = Uploads(storage.open_storage(URL, ""), directory, 3)
+def test_a_changed_byte_in_the_storage_is_found(directory, tmp_path, memory, capsys, up):
     upload(up, checkpoint(directory, 4))
     memory.pipe(f"{URL}/checkpoint-4/global_step/states.pt", b"stales")
     (found,) = checkpoints()
@@ -218,8 +222,7 @@ def test_the_best_is_uploaded_though_a_newer_one_took_its_place(directory):
     assert whole() == [2, 4]
 
 
-def test_what_was_cut_is_none_and_goes_with_the_next(directory, memory, capsys, monkeypatch):
-    up = Uploads(storage.open_storage(URL, ""), directory, 3)
+def test_what_was_cut_is_none_and_goes_with_the_next(directory, memory, capsys, monkeypatch, up):
     put, failing = up.storage.put, True
 
     def cut(contents):
@@ -237,8 +240,7 @@ def test_what_was_cut_is_none_and_goes_with_the_next(directory, memory, capsys, 
     assert not [name for name in there() if name.startswith("checkpoint-2/")]
 
 
-def test_one_of_the_same_step_replaces_it_and_is_never_half(directory, monkeypatch):
-    up = Uploads(storage.open_storage(URL, ""), directory, 3)
+def test_one_of_the_same_step_replaces_it_and_is_never_half(directory, monkeypatch, up):
     folder = checkpoint(directory, 2)
     upload(up, folder)
     shutil.rmtree(folder)
@@ -250,21 +252,19 @@ def test_one_of_the_same_step_replaces_it_and_is_never_half(directory, monkeypat
     assert storage.open_storage(URL, "").read("checkpoint-2/model.safetensors") == b"others of 2"
 
 
-def test_the_end_uploads_the_rest_with_its_marker_last(directory, monkeypatch):
+def test_the_end_uploads_the_rest_with_its_marker_last(directory, monkeypatch, up):
     for name in ("model.safetensors", "success.json", ".owner", "stop"):
         (directory / name).write_text(name)
     (directory / "link.json").symlink_to("/etc/passwd")
     (directory / "heartbeats").mkdir()
     (directory / "heartbeats" / "rank-0.json").write_text("{}")
-    up = Uploads(storage.open_storage(URL, ""), directory, 3)
     order, put = [], up.storage.put
     monkeypatch.setattr(up.storage, "put", lambda contents: (order.extend(name for _, name in contents), put(contents)))
     up.finish()
     assert sorted(there()) == ["model.safetensors", "run.yaml", "success.json"] and order[-1] == "success.json"
 
 
-def test_a_run_says_at_its_end_what_is_not_there(directory, monkeypatch):
-    up = Uploads(storage.open_storage(URL, ""), directory, 3)
+def test_a_run_says_at_its_end_what_is_not_there(directory, monkeypatch, up):
 
     def away(contents):
         raise OSError("AWS Error NETWORK_CONNECTION: curlCode: 7")
