@@ -44,13 +44,10 @@ def decoys(cluster):
         host.run("ip link del docker0")
 
 
-@pytest.mark.parametrize(
-    "name",
-    marks.cases(
-        *("deepspeed", "accelerate", "torchrun among decoys"),
-        matrix=["torchrun", "torchrun in 3D", "torchrun from elsewhere"],
-    ),
-)
+@pytest.mark.parametrize("name", marks.cases(
+    *("deepspeed", "accelerate", "torchrun among decoys"),
+    matrix=["torchrun", "torchrun in 3D", "torchrun from elsewhere"],
+))  # fmt: skip
 def test_each_launcher_trains_as_one_process_does(cluster, request, single, name):
     slots, flags, strategy = LAUNCHES[name]
     launcher = name.split()[0]

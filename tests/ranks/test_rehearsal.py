@@ -80,15 +80,12 @@ def said_of_recipes(tmp_path_factory, asked_for):
     return texts, done, folder
 
 
-@pytest.mark.parametrize(
-    "path",
-    marks.cases(
-        Path("recipes/tiny/full.yaml"),
-        # Each axis, a mixture of experts, 4-bit weights, adapters on tied ends.
-        slow=[Path(f"recipes/{name}.yaml") for name in REHEARSED_IN_CI],
-        matrix=RECIPES,
-    ),
-)
+@pytest.mark.parametrize("path", marks.cases(
+    Path("recipes/tiny/full.yaml"),
+    # Each axis, a mixture of experts, 4-bit weights, adapters on tied ends.
+    slow=[Path(f"recipes/{name}.yaml") for name in REHEARSED_IN_CI],
+    matrix=RECIPES,
+))  # fmt: skip
 def test_rehearsal_of_a_recipe_goes_well(path, said_of_recipes):
     went_well(REHEARSED[path], *said_of_recipes)
 

@@ -40,22 +40,19 @@ def exact(folder, asked_for):
     return runs.run_each([case for name in sorted(asked_for("name")) for case in resume.exact(name)], folder)
 
 
-@pytest.mark.parametrize(
-    "name",
-    marks.cases(
-        "fsdp2+best",
-        slow=[
-            "zero2_offload",
-            "zero3",
-            "ddp+power_sgd",
-            "fsdp2_tp2+qdora",
-            "zero2+8bit",
-            "fsdp2+muon",
-            "fsdp2+free+best",
-        ],
-        matrix=resume.EXACT,
-    ),
-)
+@pytest.mark.parametrize("name", marks.cases(
+    "fsdp2+best",
+    slow=[
+        "zero2_offload",
+        "zero3",
+        "ddp+power_sgd",
+        "fsdp2_tp2+qdora",
+        "zero2+8bit",
+        "fsdp2+muon",
+        "fsdp2+free+best",
+    ],
+    matrix=resume.EXACT,
+))  # fmt: skip
 def test_a_run_that_died_twice_goes_on_bit_for_bit(name, exact, folder):
     resume.assert_same(exact[name], exact[f"{name}, stopped"])
     run_files.assert_same_models(folder, name, f"{name}, stopped")
@@ -70,21 +67,18 @@ def resharded(tmp_path_factory, asked_for):
     return whole, resume.in_groups([(case.after, resume.continued(case, folder)) for case in cases], folder)
 
 
-@pytest.mark.parametrize(
-    "case_name",
-    marks.cases(
-        "full, zero2 on 2 to zero3 on 3",
-        "full, fsdp2 on 2 to fsdp2 on 3",
-        slow=[
-            "full, zero3 on 2 to fsdp2 on 4",
-            "full, zero3_offload on 2 to ddp on 3",
-            "QLoRA, zero3 on 2 to zero2 on 4",
-            "Muon, zero1 on 2 to fsdp2 on 3",
-            "LoRA, zero1_tp2 on 4 to fsdp2 on 2",
-        ],
-        matrix=BY_NAME,
-    ),
-)
+@pytest.mark.parametrize("case_name", marks.cases(
+    "full, zero2 on 2 to zero3 on 3",
+    "full, fsdp2 on 2 to fsdp2 on 3",
+    slow=[
+        "full, zero3 on 2 to fsdp2 on 4",
+        "full, zero3_offload on 2 to ddp on 3",
+        "QLoRA, zero3 on 2 to zero2 on 4",
+        "Muon, zero1 on 2 to fsdp2 on 3",
+        "LoRA, zero1_tp2 on 4 to fsdp2 on 2",
+    ],
+    matrix=BY_NAME,
+))  # fmt: skip
 def test_another_number_of_ranks_or_strategy_has_the_losses_of_the_undisturbed_run(case_name, resharded):
     whole, further = resharded
     case = BY_NAME[case_name]
@@ -124,22 +118,19 @@ def of_experts(folder, asked_for):
     return found | runs.run_each([axes_experts.continued(name, folder) for name in pairs], folder)
 
 
-@pytest.mark.parametrize(
-    "name",
-    marks.cases(
-        slow=[
-            "experts over 2 to FSDP2",
-            "ZeRO-3 to experts over 2",
-            "adapters, experts over 2 to themselves",
-            "DDP to itself",
-            "routers' biases, DDP to itself",
-            "routers' biases, ZeRO-2 to itself",
-            "routers' biases, DDP to FSDP2",
-            "routers' biases, FSDP2 to ZeRO-3",
-        ],
-        matrix=axes_experts.RESUMED,
-    ),
-)
+@pytest.mark.parametrize("name", marks.cases(
+    slow=[
+        "experts over 2 to FSDP2",
+        "ZeRO-3 to experts over 2",
+        "adapters, experts over 2 to themselves",
+        "DDP to itself",
+        "routers' biases, DDP to itself",
+        "routers' biases, ZeRO-2 to itself",
+        "routers' biases, DDP to FSDP2",
+        "routers' biases, FSDP2 to ZeRO-3",
+    ],
+    matrix=axes_experts.RESUMED,
+))  # fmt: skip
 def test_it_continues_with_the_losses_of_an_undisturbed_run(name, folder, of_experts):
     before, after, method = axes_experts.RESUMED[name]
     whole = of_experts[axes_experts.whole_run(after, method)["name"]]

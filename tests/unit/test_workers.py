@@ -147,12 +147,9 @@ for number, _ in enumerate(workers.encoded(here.jobs(*map(here.Text, range(10**6
 """
 
 
-@pytest.mark.parametrize(
-    "sent, whole_group",
-    marks.cases(
-        *((signal.SIGINT, True), (signal.SIGKILL, False)), slow=[(signal.SIGINT, False), (signal.SIGTERM, False)]
-    ),
-)
+@pytest.mark.parametrize("sent, whole_group", marks.cases(
+    *((signal.SIGINT, True), (signal.SIGKILL, False)), slow=[(signal.SIGINT, False), (signal.SIGTERM, False)]
+))  # fmt: skip
 def test_no_process_outlives_the_run(sent, whole_group):
     """Ctrl-C reaches the whole group of a terminal; a scheduler's or the OOM killer's signal the run alone."""
     command = [sys.executable, "-c", textwrap.dedent(RUN), str(builtin.TOKENIZER / "tokenizer.json")]
