@@ -205,19 +205,17 @@ def test_weights_are_shares_of_the_training_samples(prepare, write, tokenizer, s
     assert all(f"held {name}" in text for name in prepared.heldout for text in texts(tokenizer, prepared.heldout[name]))
 
 
-WITHOUT = (None, None)
+def test_fewer_samples_keep_the_weights(prepare, write):
+    prepared = mixed(prepare, write, (40, 40), (0.75, 0.25), max_train_samples=20)
+    assert prepared.facts["by_source"] == [15, 5]
 
 
-@pytest.mark.parametrize("sizes, weights, limit, counts", [
-    ((40, 40), (0.75, 0.25), 20, (15, 5)),
-    ((30, 10), WITHOUT, 20, (15, 5)), ((10, 10, 10), (None, *WITHOUT), 10, (4, 3, 3)), ((2, 98), WITHOUT, 50, (1, 49)),
-    ((1, 30), WITHOUT, 3, (0, 3)), ((20, 10), WITHOUT, 30, (20, 10)), ((20, 10), WITHOUT, 99, (20, 10)),
-    ((7, 7), WITHOUT, 1, (1, 0)),
+@pytest.mark.parametrize("sizes, limit, counts", [
+    ((30, 10), 20, (15, 5)), ((10, 10, 10), 10, (4, 3, 3)), ((2, 98), 50, (1, 49)), ((1, 30), 3, (0, 3)),
+    ((20, 10), 30, (20, 10)), ((20, 10), 99, (20, 10)), ((7, 7), 1, (1, 0)),
 ])  # fmt: skip
-def test_fewer_samples_keep_the_weights_or_without_any_the_sizes(
-    prepare, write, tokenizer, sizes, weights, limit, counts
-):
-    prepared = mixed(prepare, write, sizes, weights, max_train_samples=limit)
+def test_fewer_samples_of_sources_without_weights_keep_their_sizes(prepare, write, tokenizer, sizes, limit, counts):
+    prepared = mixed(prepare, write, sizes, (None,) * len(sizes), max_train_samples=limit)
     assert prepared.facts["by_source"] == list(counts)
     found = texts(tokenizer, prepared.train)
     for name, count in zip("abc", counts, strict=False):
