@@ -78,12 +78,7 @@ def train(launcher: str, folder: Path, *flags: str, fault: str = "") -> Ended:
     command = [*launched(launcher), str(REPOSITORY / "train.py"), "--output_dir", str(folder / "run"), *flags]
     with nothing_left(patience=2) as mark:
         environment = os.environ | variables | {"BRIGADE_TEST_MARK": mark}
-        pipes: dict[str, Any] = {
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.PIPE,
-            "text": True,
-            "encoding": "utf-8",
-        }
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
         began = time.monotonic()
         process = subprocess.Popen(command, cwd=folder, env=environment, **pipes)
         stdout, stderr = process.communicate(timeout=300)
