@@ -206,6 +206,6 @@ class _Marks:
 
 
 def parameters(document: Mapping[str, Any]) -> int:
-    """Of the whole model that its own code builds."""
+    """Return how many the whole model has that its own code builds."""
     with torch.device("meta"):
         return sum(each.numel() for each in build(document).parameters())
