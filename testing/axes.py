@@ -6,6 +6,7 @@ from typing import Any
 from brigade.train.strategy.axes import Axes
 from brigade.train.strategy.axis_keys import as_mesh, with_axes
 
+from .command_line import as_flags
 from .parity import LEARNING_RATE
 from .ranks import REPOSITORY
 from .runs import GLOBAL_BATCH
@@ -22,22 +23,11 @@ MODELS = ("qwen2", "qwen3", "gemma3_text", "mistral", "phi")
 OUTSIDE_THE_PLAN = ("apertus", "phi-norms")
 SPLIT_INPUTS = ("phi3", "glm4", "olmo3")
 LINEAR_ATTENTION = ("qwen3_5_text",)  # whose layers read the weights of a convolution by themselves
-ADAPTERS = {
-    "dora": ["--use_dora"],
-    "qlora": ["--load_in_4bit"],
-    "qdora": ["--load_in_4bit", "--use_dora"],
-}
+ADAPTERS = {"dora": ["--use_dora"], "qlora": ["--load_in_4bit"], "qdora": ["--load_in_4bit", "--use_dora"]}
 WIDE = "llama-wide"  # so that a tensor group divides no block of 4-bit weights
 # "llama" has a head of its own.
 OF_VARIANT = {"qlora": WIDE, "qdora": WIDE, "ends": "llama", "tiled": "llama", "lora-norms": "qwen3"}
-TILED = [
-    "--tiled_loss",
-    "24",
-    "--tiled_mlp",
-    "24",
-    "--learning_rate",
-    "0.1",
-]  # the head divided, or whole because it is tied
+TILED = as_flags(tiled_loss=24, tiled_mlp=24, learning_rate=0.1)  # the head divided, or whole because it is tied
 VARIANTS = {
     # At parity.py's rate one process at accumulation 4 is 1.2e-5 from itself at 1.
     "packing": ["--packing", "true", "--learning_rate", "0.3"],
@@ -83,9 +73,8 @@ def reference(variant: str = "") -> dict[str, Any]:
 
 
 def _case(name: str, of_it: list[str], micro: int, variant: str) -> dict[str, Any]:
-    model = (
-        variant if variant in MODELS + OUTSIDE_THE_PLAN + SPLIT_INPUTS + LINEAR_ATTENTION else OF_VARIANT.get(variant)
-    )
+    known = MODELS + OUTSIDE_THE_PLAN + SPLIT_INPUTS + LINEAR_ATTENTION
+    model = variant if variant in known else OF_VARIANT.get(variant)
     rate = {None: LEARNING_RATE["sgd"], "apertus": "0.1"}.get(model, "0.3")
     shared = f"--optim sgd --learning_rate {rate} --per_device_train_batch_size {micro}".split()
     return {"name": name, "model": model, "flags": [*of_it, *shared, *VARIANTS.get(variant, [])]}

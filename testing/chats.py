@@ -14,11 +14,8 @@ class only:
     """A Prepared of one source, its held-out samples and facts by attribute."""
 
     def __init__(self, prepared):
-        self.train, self.fingerprint, self.stands_in = (
-            prepared.train,
-            prepared.fingerprint,
-            prepared.chat_format.stands_in,
-        )
+        self.train, self.fingerprint = prepared.train, prepared.fingerprint
+        self.stands_in = prepared.chat_format.stands_in
         (self.heldout,) = prepared.heldout.values()
         self.facts = prepared.facts
         self.cut, self.dropped = prepared.facts["cut"], prepared.facts["dropped"]

@@ -83,12 +83,12 @@ def rows_of() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     )
 
 
-def write_inputs(folder: Path) -> None:
-    """Write the models, rows and the recipe that all cases share."""
+def write_inputs(folder: Path) -> Path:
+    """Write the models, rows and the recipe that all cases share. Returns the folder."""
     from transformers import AutoModelForCausalLM
 
     if (folder / TEACHER).exists():
-        return
+        return folder
     for name in (MODEL, MIXTURE, TEACHER):
         runs.write_model(folder / name, "llama-wide" if name == TEACHER else name)
     with torch.random.fork_rng(devices=[]):
@@ -107,13 +107,12 @@ def write_inputs(folder: Path) -> None:
             "chat_template": "none", "max_length": MAX_LENGTH, "train_file": str(folder / "train.jsonl"),
             "validation_file": str(folder / "heldout.jsonl"),
         },
-        "training": {
-            "objective": "distill", "global_batch_size": BATCH, "max_steps": STEPS, "optim": "sgd",
-            "lr_scheduler_type": "constant", "max_grad_norm": 0, "eval_steps": STEPS, "eval_answers": 0, "save_steps": None,
-            "report_to": [], "report_page": False, "seed": 0, "per_device_eval_batch_size": 2,
+        "training": runs.PLAIN | {
+            "objective": "distill", "global_batch_size": BATCH, "max_steps": STEPS, "eval_steps": STEPS,
         },
     }  # fmt: skip
     (folder / "distill.yaml").write_text(json.dumps(recipe))  # JSON is YAML
+    return folder
 
 
 def run_cases(folder: Path, cases: list[Case]) -> dict[Case, list[dict[str, Any]]]:

@@ -12,6 +12,7 @@ from . import axes, axes_sequence, parity, plain_images
 from .command_line import as_flags
 from .image_rows import HELD_OUT, ROWS, SINGLE, write_rows
 from .preferences import run_groups
+from .runs import PLAIN
 
 TOLERANCE = 1e-5  # relative
 # A gradient's norm is rounded more where weights are multiplied again and again: gates, recurrences.
@@ -122,11 +123,7 @@ def write_inputs(folder: Path, models: set[str]) -> dict[str, list[dict[str, Any
             "train_file": str(folder / "train.jsonl"), "validation_file": str(folder / "heldout.jsonl"), "images": True,
             "max_length": 512,
         },
-        "training": {
-            "global_batch_size": BATCH, "max_steps": STEPS, "optim": "sgd", "lr_scheduler_type": "constant",
-            "max_grad_norm": 0, "eval_steps": STEPS // 2, "eval_answers": 0, "save_steps": None, "report_to": [],
-            "report_page": False, "seed": 0, "per_device_eval_batch_size": 2,
-        },
+        "training": PLAIN | {"global_batch_size": BATCH, "max_steps": STEPS, "eval_steps": STEPS // 2},
     }  # fmt: skip
     (folder / "images.yaml").write_text(json.dumps(recipe))  # JSON is YAML
     return rows

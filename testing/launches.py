@@ -30,14 +30,8 @@ def launch(*words, open_files=4096, redirect="", **variables):
 def talk(*orders, seconds=5.0, stderr=None):
     """What an agent of this host says to these orders until it has ended. An order that is a number is a
     signal, sent once the agent's launcher has printed something."""
-    agent = subprocess.Popen(
-        [sys.executable, "-m", "brigade.hosts.agent"],
-        cwd=REPOSITORY,
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": stderr, "text": True}
+    agent = subprocess.Popen([sys.executable, "-m", "brigade.hosts.agent"], cwd=REPOSITORY, **pipes)
     said = ""
     for order in orders:
         if isinstance(order, int):

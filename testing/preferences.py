@@ -64,15 +64,15 @@ def kind_of(form: str) -> str:
     return "judged" if FORMS[form]["objective"] == "kto" else "pairs"
 
 
-def write_inputs(folder: Path) -> None:
-    """Write the models, rows and the recipe that all cases share."""
+def write_inputs(folder: Path) -> Path:
+    """Write the models, rows and the recipe that all cases share. Returns the folder."""
     import peft
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     model = runs.write_model(folder / MODEL, "llama")
     if (folder / OTHER).exists():
-        return
+        return folder
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         other = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
@@ -97,13 +97,10 @@ def write_inputs(folder: Path) -> None:
             (folder / f"{kind_of(form)}-{name}.jsonl").write_text(lines)
     recipe = {
         "data": {"chat_template": "none", "max_length": MAX_LENGTH},
-        "training": {
-            "global_batch_size": BATCH, "max_steps": STEPS, "optim": "sgd", "lr_scheduler_type": "constant",
-            "max_grad_norm": 0, "eval_steps": STEPS // 2, "eval_answers": 0, "save_steps": None, "report_to": [],
-            "report_page": False, "seed": 0, "per_device_eval_batch_size": 2,
-        },
+        "training": runs.PLAIN | {"global_batch_size": BATCH, "max_steps": STEPS, "eval_steps": STEPS // 2},
     }  # fmt: skip
     (folder / "preferences.yaml").write_text(json.dumps(recipe))  # JSON is YAML
+    return folder
 
 
 # ---- cases -------------------------------------------------------------------------------------------------------------

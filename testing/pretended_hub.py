@@ -38,11 +38,8 @@ class PretendedHub:
                 return 404, {}, {"X-Error-Code": "RepoNotFound"}
             if not path.endswith(name):
                 sizes = {file: len(content) for file, content in self.repositories[name].items()}
-                return (
-                    200,
-                    [{"type": "file", "path": file, "size": size, "oid": "0"} for file, size in sizes.items()],
-                    {},
-                )
+                files = [{"type": "file", "path": file, "size": size, "oid": "0"} for file, size in sizes.items()]
+                return 200, files, {}
             return 200, {"id": name, "private": name in self.private}, {}
         if method in ("GET", "HEAD"):
             name, _, file = path.strip("/").partition("/resolve/main/")

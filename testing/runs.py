@@ -25,6 +25,13 @@ STEPS = 8  # five make an epoch of 67 chats, and the fifth ends it in the middle
 LONG = 14  # of those whose figures docs/evidence/ shows, and where a recipe is used by itself
 
 
+# Of a run of whose steps alone somebody asks. Answers are a third of a case's time, a page half a second of each:
+# tests/ranks/test_answers.py and test_report_run.py ask for them.
+BARE: dict[str, Any] = {"lr_scheduler_type": "constant", "max_grad_norm": 0, "eval_answers": 0, "save_steps": None,
+                        "report_to": [], "report_page": False}  # fmt: skip
+PLAIN = BARE | {"optim": "sgd", "seed": 0, "per_device_eval_batch_size": 2}  # compared with a plain loop
+
+
 def write_inputs(folder: Path, steps: int = LONG) -> list[str]:
     """A tiny model's config, 67 chats to train on and 13 held out; returns the flags that all cases share.
 
@@ -55,21 +62,22 @@ def write_inputs(folder: Path, steps: int = LONG) -> list[str]:
             "chat_template": "chatml",
             "max_length": 64,
         },
-        "training": {
+        "training": BARE
+        | {
             "global_batch_size": GLOBAL_BATCH,
             "per_device_train_batch_size": 8,
             "max_steps": steps,
-            "lr_scheduler_type": "constant",
-            "max_grad_norm": 0,
             "eval_steps": steps // 2,
-            "eval_answers": 0,  # a third of a case's time; tests/ranks/test_answers.py asks for them
-            "save_steps": None,
-            "report_to": [],
-            "report_page": False,  # half a second of each; tests/ranks/test_report_run.py asks for them
         },
     }
     (folder / "full.yaml").write_text(json.dumps(recipe))  # JSON is YAML
     return ["--recipe", str(folder / "full.yaml")]
+
+
+def write_saving_inputs(folder: Path) -> list[str]:
+    """Do what write_inputs() does, for six steps with a checkpoint after every second, of which the newest two are kept."""
+    few = ["--max_steps", "6", "--save_steps", "2", "--save_total_limit", "2", "--eval_answers", "0"]
+    return [*write_inputs(folder), *few, "--eval_steps", "6"]
 
 
 CHANGES: dict[str, dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""Small models of the planner's tests, by what their config.json says."""
+"""Sizes of small models, as config.json says them."""
 
 from typing import Any
 
@@ -12,6 +12,14 @@ SMALL: dict[str, Any] = {
     "head_dim": 32,
     "vocab_size": 1000,
     "tie_word_embeddings": True,
+}
+LEAST: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
 }
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 SPARSE = {"num_local_experts": 8, "num_experts_per_tok": 2}

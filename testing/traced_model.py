@@ -203,3 +203,9 @@ class _Marks:
     def _returned(self, gradient: Any) -> None:
         self.loss = self._live.peak
         self._live.reset()
+
+
+def parameters(document: Mapping[str, Any]) -> int:
+    """Return how many the whole model has that its own code builds."""
+    with torch.device("meta"):
+        return sum(each.numel() for each in build(document).parameters())

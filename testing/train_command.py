@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -77,16 +78,9 @@ def train(launcher: str, folder: Path, *flags: str, fault: str = "") -> Ended:
     command = [*launched(launcher), str(REPOSITORY / "train.py"), "--output_dir", str(folder / "run"), *flags]
     with nothing_left(patience=2) as mark:
         environment = os.environ | variables | {"BRIGADE_TEST_MARK": mark}
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
         began = time.monotonic()
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment,
-            text=True,
-            encoding="utf-8",
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        process = subprocess.Popen(command, cwd=folder, env=environment, **pipes)
         stdout, stderr = process.communicate(timeout=300)
         seconds, at = time.monotonic() - began, time.time()
     return Ended(process.returncode, stdout, stderr, ranks_part(stderr), seconds, at)

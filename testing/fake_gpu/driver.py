@@ -206,23 +206,16 @@ CUDA = {
     "get_rng_state": _random_state,
     "get_rng_state_all": lambda: [_random_state()] * native.device_count(),
 }  # fmt: skip
+OF_BOTH = ("is_available", "device_count", "current_stream", "set_stream", "synchronize", "empty_cache", "memory_allocated",
+           "max_memory_allocated", "memory_stats", "reset_peak_memory_stats")  # fmt: skip
 ACCELERATOR = {
-    "is_available": CUDA["is_available"],
-    "device_count": native.device_count,
+    **{name: CUDA[name] for name in OF_BOTH},
     "current_accelerator": lambda check_available=False: torch.device("cuda"),
     "current_device_index": native.current_device,
     "current_device_idx": native.current_device,
     "set_device_index": _set_device,
     "set_device_idx": _set_device,
     "device_index": Device,
-    "current_stream": lambda device=None: Stream(device),
-    "set_stream": _nothing,
-    "synchronize": _synchronize,
-    "empty_cache": _nothing,
-    "memory_allocated": _allocated,
-    "max_memory_allocated": _peak,
-    "memory_stats": _statistics,
-    "reset_peak_memory_stats": _reset_peak,
 }
 RUNTIME = {  # of torch._C
     "_cuda_getDeviceCount": native.device_count,

@@ -92,13 +92,10 @@ def forwarded(cluster):
 
 
 # In the matrix: other ways to name the same ranks, sixteen of them, and axes or engines that another launcher has here.
-@pytest.mark.parametrize(
-    "name",
-    marks.cases(
-        *("deepspeed-include", "accelerate-zero3", "accelerate-ddp", "torchrun"),
-        matrix=LAUNCHES,
-    ),
-)
+@pytest.mark.parametrize("name", marks.cases(
+    *("deepspeed-include", "accelerate-zero3", "accelerate-ddp", "torchrun"),
+    matrix=LAUNCHES,
+))  # fmt: skip
 def test_command_on_two_hosts(name, cluster, forwarded, single):
     launch, output = LAUNCHES[name], cluster.shared / f"command-{name}"  # test_launch.py has directories, too
     line = " ".join([launch.line, *SHORT, "--output_dir", str(output)])

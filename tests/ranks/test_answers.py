@@ -120,9 +120,8 @@ def test_equal_weights_answer_alike_under_every_strategy(name, folder):
     tokenizer = AutoTokenizer.from_pretrained(folder / "base")
     model = AutoModelForCausalLM.from_pretrained(folder / "base")
     for entry in ours:
-        assert entry["question"].startswith("<|im_start|>user\n") and entry["question"].endswith(
-            "<|im_start|>assistant\n"
-        )
+        question = entry["question"]
+        assert question.startswith("<|im_start|>user\n") and question.endswith("<|im_start|>assistant\n")
         assert entry["reference"].endswith("<|im_end|>"), "control tokens stay, everywhere"
         prompt = tokenizer(entry["question"], return_tensors="pt")
         told = model.generate(**prompt, max_new_tokens=LONGEST, do_sample=False)[0, prompt["input_ids"].shape[1] :]

@@ -25,14 +25,11 @@ CASES = {  # one mistake of each stage under each launcher; "late": rank 0, whic
 }
 
 
-@pytest.mark.parametrize(
-    "case, launcher",
-    marks.cases(
-        ("ds_config", "python"),
-        slow=[("device", "python"), ("flag", "accelerate"), ("ds_config, late", "torchrun"), ("data", "deepspeed")],
-        matrix=[(case, launcher) for case in CASES for launcher in CASES[case][1]],
-    ),
-)
+@pytest.mark.parametrize("case, launcher", marks.cases(
+    ("ds_config", "python"),
+    slow=[("device", "python"), ("flag", "accelerate"), ("ds_config, late", "torchrun"), ("data", "deepspeed")],
+    matrix=[(case, launcher) for case in CASES for launcher in CASES[case][1]],
+))  # fmt: skip
 def test_one_rank_tells_a_mistake_that_all_make(case, launcher, place):
     (flags, words), _, fault = CASES[case]
     ended = train(launcher, place, *flags, fault=fault)

@@ -74,14 +74,9 @@ def test_two_ranks_of_one_host_sweep_their_gpus():
     """By NCCL, on fake GPUs (testing/fake_gpu/)."""
     with port() as free:
         arguments = ORDER | {"backend": "nccl", "first": 0, "ranks": 2, "port": free, "payloads": [2**12, 2**16, 2**40]}
-        done = subprocess.run(
-            [sys.executable, "-m", "brigade.hosts.probe"],
-            input=json.dumps({"probe": "check.probes.collectives.sweep", "arguments": arguments}) + "\n",
-            env=os.environ | fake_gpu.environment(2),
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        asked = json.dumps({"probe": "check.probes.collectives.sweep", "arguments": arguments}) + "\n"
+        command, env = [sys.executable, "-m", "brigade.hosts.probe"], os.environ | fake_gpu.environment(2)
+        done = subprocess.run(command, input=asked, env=env, capture_output=True, text=True, timeout=300)
     assert done.stdout, done.stderr[-3000:]
     is_whole(json.loads(done.stdout), "NVIDIA H100 80GB HBM3")
 

@@ -55,12 +55,9 @@ def results(folder, asked_for):
     return found
 
 
-@pytest.mark.parametrize(
-    "name",
-    marks.cases(
-        slow=("lora-zero3", "whole-zero3", "whole-fsdp2", "qlora-fsdp2", "lora-sequences", "lora-stopped"), matrix=CASES
-    ),
-)
+@pytest.mark.parametrize("name", marks.cases(
+    slow=("lora-zero3", "whole-zero3", "whole-fsdp2", "qlora-fsdp2", "lora-sequences", "lora-stopped"), matrix=CASES
+))  # fmt: skip
 def test_continued_adapters_under_a_strategy_equal_one_process(name, results, folder):
     parity.assert_equal(results[name], results[f"{name.partition('-')[0]}-single"])
     before, after = (

@@ -107,6 +107,5 @@ def test_the_court_sees_half_of_an_adapter(answers, tmp_path):
     found = copy.deepcopy(results)
     found[0]["saved"] = str(tmp_path)
     verdict = verdicts.judge(QUESTIONS["lora"], job, found)
-    assert (
-        verdict.kind == verdicts.WRONG and "tensors are missing in what is saved, or have other shapes" in verdict.said
-    )
+    assert verdict.kind == verdicts.WRONG
+    assert "tensors are missing in what is saved, or have other shapes" in verdict.said

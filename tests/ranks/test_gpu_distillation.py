@@ -3,6 +3,7 @@
 import pytest
 
 from testing import axes, distilling, marks, parity, preferences, run_files, runs, waits
+from testing.command_line import as_flags
 from testing.distilling import Case
 
 # Of losses and divergences, of gradient norms, whose sums another kernel rounds otherwise, and of all of them in bf16.
@@ -23,9 +24,7 @@ def likeness(answer, reference):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("distilling")
-    distilling.write_inputs(folder)
-    return folder
+    return distilling.write_inputs(tmp_path_factory.mktemp("distilling"))
 
 
 @pytest.fixture(scope="module")
@@ -64,16 +63,8 @@ def test_answers_on_gpus_have_the_scores_of_one_process(tmp_path_factory):
         (folder / "own.py").write_text(OWN)
     shared = ["--recipe", str(alone / "full.yaml"), "--attn_implementation", "varlen", "--max_grad_norm", "0"]
     learned = ["--optim", "adamw_torch", "--learning_rate", "0.01", "--max_steps", "30", "--eval_steps", "30"]
-    scored = [
-        "--model_name_or_path",
-        str(alone / "base"),
-        "--from_scratch",
-        "false",
-        "--optim",
-        "sgd",
-        "--eval_answers",
-        "5",
-    ]
+    base = str(alone / "base")
+    scored = as_flags(model_name_or_path=base, from_scratch=False, optim="sgd", eval_answers=5)
     scored += ["--learning_rate", "1e-3", "--max_steps", "2", "--eval_steps", "2", "--answer_score", "own.py:likeness"]
     strategies = parity.STRATEGIES | axes.STRATEGIES | {ONE: []}
 

@@ -26,17 +26,8 @@ def start(tmp_path_factory):
     for activations only where they are computed again."""
     folder = tmp_path_factory.mktemp("memory")
     runs.write_inputs(folder)
-    common = [
-        "--recipe",
-        str(folder / "full.yaml"),
-        "--ds_config",
-        "none",
-        "--bf16",
-        "--per_device_train_batch_size",
-        "2",
-        "--save_steps",
-        "1",
-    ]
+    common = ["--recipe", str(folder / "full.yaml"), "--ds_config", "none", "--bf16"]
+    common += ["--per_device_train_batch_size", "2", "--save_steps", "1"]
     common += [word for key in KEYS for word in (f"--{key}", "auto")]
 
     def make(name, memory, *more):

@@ -20,12 +20,7 @@ REPLICAS = {f"{name} on {size}": (size, name) for size, names in ((2, TWO), (4, 
 
 
 @pytest.mark.parametrize(
-    "replica",
-    marks.cases(
-        "ddp on 2",
-        slow=["zero2 on 2", "zero3 on 4", "fsdp2 on 4"],
-        matrix=REPLICAS,
-    ),
+    "replica", marks.cases("ddp on 2", slow=["zero2 on 2", "zero3 on 4", "fsdp2 on 4"], matrix=REPLICAS)
 )
 def test_averaging_after_every_step_is_ddp(replica, each_step):
     """On unevenly masked answers, with accumulation, at the end of an epoch in the middle of a batch."""
@@ -46,10 +41,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    marks.cases(slow=["DiLoCo", "int8", "fsdp2 inside, streaming"], matrix=CASES),
-)
+@pytest.mark.parametrize("name", marks.cases(slow=["DiLoCo", "int8", "fsdp2 inside, streaming"], matrix=CASES))
 def test_a_run_that_died_twice_goes_on_bit_for_bit(name, tmp_path):
     size, strategy, how = CASES[name]
     cases = local_steps.exact(size, strategy, how)
@@ -79,9 +71,8 @@ def test_a_stop_of_one_replica_waits_for_the_next_synchronisation(tmp_path):
     flags = local_steps.exact(2, "ddp", local_steps.DILOCO)[0]["flags"]
     stopped = runs.run_cases(2, [{"name": "stops", "flags": flags, "stop": (1, 5)}], tmp_path)["stops"]
     output = tmp_path / "outputs" / "stops"
-    assert (
-        len(stopped["loss"]) == 8 and json.loads((output / "stopped.json").read_text())["checkpoint"] == "checkpoint-8"
-    )
+    assert len(stopped["loss"]) == 8
+    assert json.loads((output / "stopped.json").read_text())["checkpoint"] == "checkpoint-8"
     assert (output / "replica-1" / "checkpoint-8" / "brigade.json").is_file()
     runs.run_cases(2, [{"name": "stops", "flags": flags}], tmp_path)
     assert (output / "success.json").is_file()

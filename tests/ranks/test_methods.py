@@ -43,23 +43,20 @@ def results(tmp_path_factory, asked_for):
     return runs.run_each(named, folder)
 
 
-@pytest.mark.parametrize(
-    "name",
-    marks.cases(
-        *("lora-zero3", "parts-fsdp2", "dora-zero2", "qlora-fsdp2"),
-        slow=[
-            "lora+lamb-fsdp2",
-            "lora-fsdp2",
-            "parts-zero3",
-            "qlora-zero3",
-            "qdora-fsdp2",
-            "tokens-fsdp2",
-            "tokens-zero3",
-            "tokens+untied-fsdp2",
-        ],
-        matrix=BY_NAME,
-    ),
-)
+@pytest.mark.parametrize("name", marks.cases(
+    *("lora-zero3", "parts-fsdp2", "dora-zero2", "qlora-fsdp2"),
+    slow=[
+        "lora+lamb-fsdp2",
+        "lora-fsdp2",
+        "parts-zero3",
+        "qlora-zero3",
+        "qdora-fsdp2",
+        "tokens-fsdp2",
+        "tokens-zero3",
+        "tokens+untied-fsdp2",
+    ],
+    matrix=BY_NAME,
+))  # fmt: skip
 def test_method_under_a_strategy_equals_one_process(name, results):
     parity.assert_equal(results[name], results[f"{BY_NAME[name]['method']}-single"])
 

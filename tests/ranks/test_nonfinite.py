@@ -42,19 +42,16 @@ def results(tmp_path_factory, asked_for):
     return lambda case: (json.loads((folder / f"{case}.json").read_text()), folder / "outputs" / case)
 
 
-@pytest.mark.parametrize(
-    "case",
-    marks.cases(
-        "ddp skip loss",
-        slow=[
-            *(f"{strategy} skip loss" for strategy in ("zero2", "zero3", "fsdp2", "ddp+power_sgd")),
-            *(f"{strategy} skip loss" for strategy in ("pipeline", "fsdp2+experts", "single")),
-            "zero2 skip gradient",
-            "ddp+biases skip loss",
-        ],
-        matrix=SKIPPED,
-    ),
-)
+@pytest.mark.parametrize("case", marks.cases(
+    "ddp skip loss",
+    slow=[
+        *(f"{strategy} skip loss" for strategy in ("zero2", "zero3", "fsdp2", "ddp+power_sgd")),
+        *(f"{strategy} skip loss" for strategy in ("pipeline", "fsdp2+experts", "single")),
+        "zero2 skip gradient",
+        "ddp+biases skip loss",
+    ],
+    matrix=SKIPPED,
+))  # fmt: skip
 def test_a_step_that_is_skipped_changes_no_bit_on_any_rank(case, results):
     found, output = results(case)
     steps = poisoned_steps()
@@ -90,17 +87,14 @@ def test_a_step_that_is_skipped_changes_no_bit_on_any_rank(case, results):
     assert [(fault["step"], fault["action"]) for fault in faults] == [(step, "skip") for step in steps]
 
 
-@pytest.mark.parametrize(
-    "case",
-    marks.cases(
-        "zero3 rollback loss",
-        slow=[
-            *(f"{of} rollback loss" for of in ("fsdp2", "zero2_offload", "zero3+lora", "fsdp2+experts", "pipeline")),
-            *("zero1+bf16 rollback loss", "ddp+biases rollback loss", "pipeline stop spike"),
-        ],
-        matrix=[*GONE_BACK, *SPIKES],
-    ),
-)
+@pytest.mark.parametrize("case", marks.cases(
+    "zero3 rollback loss",
+    slow=[
+        *(f"{of} rollback loss" for of in ("fsdp2", "zero2_offload", "zero3+lora", "fsdp2+experts", "pipeline")),
+        *("zero1+bf16 rollback loss", "ddp+biases rollback loss", "pipeline stop spike"),
+    ],
+    matrix=[*GONE_BACK, *SPIKES],
+))  # fmt: skip
 def test_a_rollback_gives_the_checkpoints_states_bit_for_bit(case, results):
     found, output = results(case)
     for held in found["held"]:

@@ -9,15 +9,11 @@ import yaml
 
 from testing import marks, runs
 from testing.command_line import as_flags
+from testing.parity import STRATEGIES
 from testing.ranks import run_ranks
 from testing.run_files import losses_of
 from testing.s3_server import BUCKET, objects, s3_server
 
-STRATEGIES = {
-    "ddp": [],
-    "zero3": ["--ds_config", "ds_configs/zero3.json"],
-    "fsdp2": ["--accelerate_config", "accelerate_configs/fsdp2_1x2.yaml"],
-}
 HEAD = "brigade.json"
 
 
@@ -29,9 +25,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("inputs")
-    few = ["--max_steps", "6", "--save_steps", "2", "--save_total_limit", "2", "--eval_answers", "0"]
-    return [*runs.write_inputs(folder), *few, "--eval_steps", "6", "--report_page", "false"]
+    return [*runs.write_saving_inputs(tmp_path_factory.mktemp("inputs")), "--report_page", "false"]
 
 
 def train(monkeypatch, host, when, flags, code=0):

@@ -54,25 +54,22 @@ def results(tmp_path_factory, asked_for):
     return runs.run_each(cases, tmp_path_factory.mktemp("results"))
 
 
-@pytest.mark.parametrize(
-    "name",
-    marks.cases(
-        "zero1-w2",
-        slow=[
-            "fsdp2-w2+qwen3_moe",
-            "ddp-w2",
-            "zero3-w2",
-            "zero2_offload-w2",
-            "hsdp-w4",
-            "zero3-w2+qwen3_moe",
-            "ddp-w2+adafactor",
-            "zero2-w2+lion_32bit",
-            "zero3-w2+paged_adamw_32bit",
-            "zero3-w2+schedule_free_adamw",
-        ],
-        matrix=BY_NAME,
-    ),
-)
+@pytest.mark.parametrize("name", marks.cases(
+    "zero1-w2",
+    slow=[
+        "fsdp2-w2+qwen3_moe",
+        "ddp-w2",
+        "zero3-w2",
+        "zero2_offload-w2",
+        "hsdp-w4",
+        "zero3-w2+qwen3_moe",
+        "ddp-w2+adafactor",
+        "zero2-w2+lion_32bit",
+        "zero3-w2+paged_adamw_32bit",
+        "zero3-w2+schedule_free_adamw",
+    ],
+    matrix=BY_NAME,
+))  # fmt: skip
 def test_losses_are_those_of_one_process(name, results):
     reference = results[alone(name)["name"]]
     differences = parity.worst(results[name], reference)

@@ -27,38 +27,35 @@ def alone(results, model, method):
     return results[axes_experts.reference_of(model, method)["name"]]
 
 
-@pytest.mark.parametrize(
-    "name",
-    marks.cases(
-        axes_experts.name_of(*CHEAPEST),
-        "qwen3_moe, LoRA on experts, 2 ranks, fsdp2, accumulation 2",
-        "mixtral, full, 4 ranks, zero1 x pipeline 2 x expert 2, accumulation 1",
-        "qwen3_moe, router loss, 2 ranks, fsdp2 x expert 2, accumulation 2",
-        "minimax_m2, router bias, 2 ranks, zero3, accumulation 2",
-        # Each model, each method and each axis beside experts.
-        slow=[
-            "qwen3_moe, LoRA on experts, 2 ranks, zero3, accumulation 2",
-            "gpt_oss, LoRA on experts, 2 ranks, fsdp2 x expert 2, accumulation 1",
-            "mixtral, full, 4 ranks, hsdp x expert 4, accumulation 1",
-            "qwen3_moe, QLoRA on experts, 4 ranks, ddp x expert 2, accumulation 2",
-            "qwen3_moe-wide, QLoRA on experts, 4 ranks, fsdp2 x tensor 2 x expert 2, accumulation 2",
-            "qwen3_moe, packing, 4 ranks, fsdp2 x sequence 2 x expert 2, accumulation 2",
-            "qwen3_moe, full, 4 ranks, zero1 x tensor 2 x pipeline 2 x expert 2, accumulation 2",
-            "qwen3_moe, router loss, 2 ranks, zero3, accumulation 2",
-            "qwen3_moe, router loss, 2 ranks, fsdp2 x sequence 2 x expert 2, accumulation 2",
-            "qwen3_moe, router loss, 2 ranks, fsdp2 x tensor 2 x expert 2, accumulation 2",
-            "qwen3_moe, router loss, packing, checkpointing, 2 ranks, ddp, accumulation 2",
-            "qwen3_moe, router loss, LoRA on experts, 2 ranks, ddp, accumulation 2",
-            "minimax_m2, router bias, 2 ranks, fsdp2, accumulation 2",
-            "minimax_m2, router bias, 2 ranks, fsdp2 x tensor 2 x expert 2, accumulation 2",
-            "minimax_m2, router bias, 2 ranks, fsdp2 x sequence 2 x expert 2, accumulation 2",
-            "minimax_m2, router bias, packing, checkpointing, 2 ranks, ddp, accumulation 2",
-            "deepseek_v3-spread, router bias, 2 ranks, fsdp2 x expert 2, accumulation 2",
-            "ernie4_5_moe, router bias, 2 ranks, zero2, accumulation 2",
-        ],
-        matrix=ALL,
-    ),
-)
+@pytest.mark.parametrize("name", marks.cases(
+    axes_experts.name_of(*CHEAPEST),
+    "qwen3_moe, LoRA on experts, 2 ranks, fsdp2, accumulation 2",
+    "mixtral, full, 4 ranks, zero1 x pipeline 2 x expert 2, accumulation 1",
+    "qwen3_moe, router loss, 2 ranks, fsdp2 x expert 2, accumulation 2",
+    "minimax_m2, router bias, 2 ranks, zero3, accumulation 2",
+    # Each model, each method and each axis beside experts.
+    slow=[
+        "qwen3_moe, LoRA on experts, 2 ranks, zero3, accumulation 2",
+        "gpt_oss, LoRA on experts, 2 ranks, fsdp2 x expert 2, accumulation 1",
+        "mixtral, full, 4 ranks, hsdp x expert 4, accumulation 1",
+        "qwen3_moe, QLoRA on experts, 4 ranks, ddp x expert 2, accumulation 2",
+        "qwen3_moe-wide, QLoRA on experts, 4 ranks, fsdp2 x tensor 2 x expert 2, accumulation 2",
+        "qwen3_moe, packing, 4 ranks, fsdp2 x sequence 2 x expert 2, accumulation 2",
+        "qwen3_moe, full, 4 ranks, zero1 x tensor 2 x pipeline 2 x expert 2, accumulation 2",
+        "qwen3_moe, router loss, 2 ranks, zero3, accumulation 2",
+        "qwen3_moe, router loss, 2 ranks, fsdp2 x sequence 2 x expert 2, accumulation 2",
+        "qwen3_moe, router loss, 2 ranks, fsdp2 x tensor 2 x expert 2, accumulation 2",
+        "qwen3_moe, router loss, packing, checkpointing, 2 ranks, ddp, accumulation 2",
+        "qwen3_moe, router loss, LoRA on experts, 2 ranks, ddp, accumulation 2",
+        "minimax_m2, router bias, 2 ranks, fsdp2, accumulation 2",
+        "minimax_m2, router bias, 2 ranks, fsdp2 x tensor 2 x expert 2, accumulation 2",
+        "minimax_m2, router bias, 2 ranks, fsdp2 x sequence 2 x expert 2, accumulation 2",
+        "minimax_m2, router bias, packing, checkpointing, 2 ranks, ddp, accumulation 2",
+        "deepseek_v3-spread, router bias, 2 ranks, fsdp2 x expert 2, accumulation 2",
+        "ernie4_5_moe, router bias, 2 ranks, zero2, accumulation 2",
+    ],
+    matrix=ALL,
+))  # fmt: skip
 def test_experts_over_ranks_equal_one_process(name, folder, results):
     model, method, *_ = ALL[name]
     of = alone(results, model, method)

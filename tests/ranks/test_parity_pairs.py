@@ -20,19 +20,16 @@ def references(folder, asked_for):
     return runs.run_each([axes_pairs.reference(variant) for variant in sorted(variants)], folder)
 
 
-@pytest.mark.parametrize(
-    "name",
-    marks.cases(
-        # A row in parts, each of them through two stages, whose optimizer states all four ranks share.
-        "sequence 2 x pipeline 2-zero1-k2-packed",
-        slow=[
-            "tensor 2 x sequence 2-zero3-k1-packed",
-            "tensor 2 x sequence 2-fsdp2-k2-lora",
-            "sequence 2 x pipeline 2-zero1-k2-clipped",
-        ],
-        matrix=CASES,
-    ),
-)
+@pytest.mark.parametrize("name", marks.cases(
+    # A row in parts, each of them through two stages, whose optimizer states all four ranks share.
+    "sequence 2 x pipeline 2-zero1-k2-packed",
+    slow=[
+        "tensor 2 x sequence 2-zero3-k1-packed",
+        "tensor 2 x sequence 2-fsdp2-k2-lora",
+        "sequence 2 x pipeline 2-zero1-k2-clipped",
+    ],
+    matrix=CASES,
+))  # fmt: skip
 def test_two_axes_equal_one_process(name, results, references, folder):
     variant = CASES[name]["variant"]
     reference = references[f"single-{variant}"]

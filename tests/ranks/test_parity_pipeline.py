@@ -41,17 +41,14 @@ def results(folder, asked_for):
     return runs.run_each(cases, folder)
 
 
-@pytest.mark.parametrize(
-    "name",
-    marks.cases(
-        *("ddp-p2-w2-k4", "lora-p2-w4-k2", "zbv-p2-w4-k2"),
-        slow=[
-            *(f"{kind}-p2-w4-k2" for kind in ("gemma3", "packed", "clipped", "interleaved1f1b")),
-            *("qdora-p2-t2-w4-k2", "zbv-p2-t2-w4-k4"),
-        ],
-        matrix=CASES,
-    ),
-)
+@pytest.mark.parametrize("name", marks.cases(
+    *("ddp-p2-w2-k4", "lora-p2-w4-k2", "zbv-p2-w4-k2"),
+    slow=[
+        *(f"{kind}-p2-w4-k2" for kind in ("gemma3", "packed", "clipped", "interleaved1f1b")),
+        *("qdora-p2-t2-w4-k2", "zbv-p2-t2-w4-k4"),
+    ],
+    matrix=CASES,
+))  # fmt: skip
 def test_a_pipeline_equals_one_process(name, results, folder):
     kind = CASES[name][0]
     learns = 0.99 if "--use_peft" in axes_pipeline.KINDS[kind][0] else 0.95

@@ -17,21 +17,18 @@ def results(tmp_path_factory, asked_for):
     return runs.run_each([*alone, *chosen], tmp_path_factory.mktemp("results"))
 
 
-@pytest.mark.parametrize(
-    "name",
-    marks.cases(
-        *("ddp-sp2-w2-k2-plain", "zero3-sp2-w2-k1-packed"),
-        # What a rank computes on its part under ZeRO-3 on two ranks; groups of two and of four under FSDP2 and HSDP.
-        slow=[
-            *(
-                f"zero3-sp2-w2-k1-{of}"
-                for of in ("clipped", "tiled-checkpointing", "qlora", "lora-tokens", "plain-gemma3", "plain-mistral")
-            ),
-            *("zero3-sp1-w2-k2-tiled", "fsdp2-sp4-w4-k1-plain", "fsdp2-sp2-w4-k2-packed"),
-        ],
-        matrix=EVERY,
-    ),
-)
+@pytest.mark.parametrize("name", marks.cases(
+    *("ddp-sp2-w2-k2-plain", "zero3-sp2-w2-k1-packed"),
+    # What a rank computes on its part under ZeRO-3 on two ranks; groups of two and of four under FSDP2 and HSDP.
+    slow=[
+        *(
+            f"zero3-sp2-w2-k1-{of}"
+            for of in ("clipped", "tiled-checkpointing", "qlora", "lora-tokens", "plain-gemma3", "plain-mistral")
+        ),
+        *("zero3-sp1-w2-k2-tiled", "fsdp2-sp4-w4-k1-plain", "fsdp2-sp2-w4-k2-packed"),
+    ],
+    matrix=EVERY,
+))  # fmt: skip
 def test_divided_sequences_equal_one_process(name, results):
     case = EVERY[name]
     reference = results[cases.reference_of(case)]

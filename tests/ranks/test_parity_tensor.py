@@ -41,21 +41,18 @@ def results(folder, asked_for):
     return runs.run_each([*alone, *((CASES | {"damaged": DAMAGED})[name] for name in sorted(names))], folder)
 
 
-@pytest.mark.parametrize(
-    "name",
-    marks.cases(
-        "zero1_tp2-w2-k2+apertus",  # norms of each head, and parameters outside the plan
-        "zero3_tp2-w2-k2",  # what ZeRO-3 has sharded before AutoTP divides it
-        slow=[
-            "zero3_tp2-w4-k2",
-            *(f"fsdp2_tp2-w4-k2+{of}" for of in ("gemma3_text", "tiled-tied", "packing", "qdora")),
-            "zero1_tp2-w2-k2+phi3",
-            "zero3_tp2-w2-k2+clip",
-            "ddp_tp2-w2-k2+qwen3_5_text",  # whose layers read the weights of a convolution by themselves
-        ],
-        matrix=CASES,
-    ),
-)
+@pytest.mark.parametrize("name", marks.cases(
+    "zero1_tp2-w2-k2+apertus",  # norms of each head, and parameters outside the plan
+    "zero3_tp2-w2-k2",  # what ZeRO-3 has sharded before AutoTP divides it
+    slow=[
+        "zero3_tp2-w4-k2",
+        *(f"fsdp2_tp2-w4-k2+{of}" for of in ("gemma3_text", "tiled-tied", "packing", "qdora")),
+        "zero1_tp2-w2-k2+phi3",
+        "zero3_tp2-w2-k2+clip",
+        "ddp_tp2-w2-k2+qwen3_5_text",  # whose layers read the weights of a convolution by themselves
+    ],
+    matrix=CASES,
+))  # fmt: skip
 def test_tensor_parallelism_equals_one_process(name, results, folder):
     known = results[f"single+{variant(name)}"]
     parity.assert_equal(results[name], known)

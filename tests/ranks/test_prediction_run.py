@@ -62,9 +62,8 @@ def test_predicted_and_measured_are_told_kept_and_calibrate_the_next_prediction(
     measured, predicted = kept["measured"], kept["predicted"]
     assert measured["step_time"] > measured["data_time"] > 0 and predicted["allocated_gib"] > 0
     assert predicted["step_time_between"][0] < predicted["step_time"] < predicted["step_time_between"][1]
-    assert (
-        kept["job"]["accumulation"] * kept["job"]["micro_batch"] == runs.GLOBAL_BATCH and kept["job"]["sequence"] <= 64
-    )
+    job = kept["job"]
+    assert job["accumulation"] * job["micro_batch"] == runs.GLOBAL_BATCH and job["sequence"] <= 64
 
     # run.yaml is still a recipe, of the same run ...
     again = brigade_flags.load(["--recipe", str(first / "run.yaml")])

@@ -80,15 +80,12 @@ def said_of_recipes(tmp_path_factory, asked_for):
     return texts, done, folder
 
 
-@pytest.mark.parametrize(
-    "path",
-    marks.cases(
-        Path("recipes/tiny/full.yaml"),
-        # Each axis, a mixture of experts, 4-bit weights, adapters on tied ends.
-        slow=[Path(f"recipes/{name}.yaml") for name in REHEARSED_IN_CI],
-        matrix=RECIPES,
-    ),
-)
+@pytest.mark.parametrize("path", marks.cases(
+    Path("recipes/tiny/full.yaml"),
+    # Each axis, a mixture of experts, 4-bit weights, adapters on tied ends.
+    slow=[Path(f"recipes/{name}.yaml") for name in REHEARSED_IN_CI],
+    matrix=RECIPES,
+))  # fmt: skip
 def test_rehearsal_of_a_recipe_goes_well(path, said_of_recipes):
     went_well(REHEARSED[path], *said_of_recipes)
 
@@ -106,10 +103,7 @@ def test_fsdp2_resumes_what_is_more_than_trained_parameters(model, said_of_recip
 
 
 # test_resume.py has that each strategy goes on; here one of each kind also shows that its states are sharded.
-@pytest.mark.parametrize(
-    "name",
-    marks.cases(slow=["zero3-bf16-checkpointing"], matrix=CASES),
-)
+@pytest.mark.parametrize("name", marks.cases(slow=["zero3-bf16-checkpointing"], matrix=CASES))
 def test_rehearsal_goes_well(name, said):
     went_well(name, *said)
 

@@ -40,22 +40,19 @@ def exact(folder, asked_for):
     return runs.run_each([case for name in sorted(asked_for("name")) for case in resume.exact(name)], folder)
 
 
-@pytest.mark.parametrize(
-    "name",
-    marks.cases(
-        "fsdp2+best",
-        slow=[
-            "zero2_offload",
-            "zero3",
-            "ddp+power_sgd",
-            "fsdp2_tp2+qdora",
-            "zero2+8bit",
-            "fsdp2+muon",
-            "fsdp2+free+best",
-        ],
-        matrix=resume.EXACT,
-    ),
-)
+@pytest.mark.parametrize("name", marks.cases(
+    "fsdp2+best",
+    slow=[
+        "zero2_offload",
+        "zero3",
+        "ddp+power_sgd",
+        "fsdp2_tp2+qdora",
+        "zero2+8bit",
+        "fsdp2+muon",
+        "fsdp2+free+best",
+    ],
+    matrix=resume.EXACT,
+))  # fmt: skip
 def test_a_run_that_died_twice_goes_on_bit_for_bit(name, exact, folder):
     resume.assert_same(exact[name], exact[f"{name}, stopped"])
     run_files.assert_same_models(folder, name, f"{name}, stopped")
@@ -70,21 +67,18 @@ def resharded(tmp_path_factory, asked_for):
     return whole, resume.in_groups([(case.after, resume.continued(case, folder)) for case in cases], folder)
 
 
-@pytest.mark.parametrize(
-    "case_name",
-    marks.cases(
-        "full, zero2 on 2 to zero3 on 3",
-        "full, fsdp2 on 2 to fsdp2 on 3",
-        slow=[
-            "full, zero3 on 2 to fsdp2 on 4",
-            "full, zero3_offload on 2 to ddp on 3",
-            "QLoRA, zero3 on 2 to zero2 on 4",
-            "Muon, zero1 on 2 to fsdp2 on 3",
-            "LoRA, zero1_tp2 on 4 to fsdp2 on 2",
-        ],
-        matrix=BY_NAME,
-    ),
-)
+@pytest.mark.parametrize("case_name", marks.cases(
+    "full, zero2 on 2 to zero3 on 3",
+    "full, fsdp2 on 2 to fsdp2 on 3",
+    slow=[
+        "full, zero3 on 2 to fsdp2 on 4",
+        "full, zero3_offload on 2 to ddp on 3",
+        "QLoRA, zero3 on 2 to zero2 on 4",
+        "Muon, zero1 on 2 to fsdp2 on 3",
+        "LoRA, zero1_tp2 on 4 to fsdp2 on 2",
+    ],
+    matrix=BY_NAME,
+))  # fmt: skip
 def test_another_number_of_ranks_or_strategy_has_the_losses_of_the_undisturbed_run(case_name, resharded):
     whole, further = resharded
     case = BY_NAME[case_name]
@@ -110,9 +104,8 @@ def test_the_same_command_on_other_ranks_goes_on_and_takes_the_best_checkpoint_o
     assert further["loss"] == pytest.approx(whole["loss"], rel=1e-4)  # at a rate at which rounding shows
     assert len(further["eval_loss"]) == len(whole["eval_loss"])
     success = json.loads((tmp_path / "outputs/run/success.json").read_text())
-    assert success["saved_step"] == 2 * best and success["held_out_loss"] == pytest.approx(
-        min(whole["eval_loss"]), rel=1e-4
-    )
+    assert success["saved_step"] == 2 * best
+    assert success["held_out_loss"] == pytest.approx(min(whole["eval_loss"]), rel=1e-4)
     assert {path: path.read_bytes() for path in before} == before, "nothing changes a checkpoint"
 
 
@@ -125,30 +118,26 @@ def of_experts(folder, asked_for):
     return found | runs.run_each([axes_experts.continued(name, folder) for name in pairs], folder)
 
 
-@pytest.mark.parametrize(
-    "name",
-    marks.cases(
-        slow=[
-            "experts over 2 to FSDP2",
-            "ZeRO-3 to experts over 2",
-            "adapters, experts over 2 to themselves",
-            "DDP to itself",
-            "routers' biases, DDP to itself",
-            "routers' biases, ZeRO-2 to itself",
-            "routers' biases, DDP to FSDP2",
-            "routers' biases, FSDP2 to ZeRO-3",
-        ],
-        matrix=axes_experts.RESUMED,
-    ),
-)
+@pytest.mark.parametrize("name", marks.cases(
+    slow=[
+        "experts over 2 to FSDP2",
+        "ZeRO-3 to experts over 2",
+        "adapters, experts over 2 to themselves",
+        "DDP to itself",
+        "routers' biases, DDP to itself",
+        "routers' biases, ZeRO-2 to itself",
+        "routers' biases, DDP to FSDP2",
+        "routers' biases, FSDP2 to ZeRO-3",
+    ],
+    matrix=axes_experts.RESUMED,
+))  # fmt: skip
 def test_it_continues_with_the_losses_of_an_undisturbed_run(name, folder, of_experts):
     before, after, method = axes_experts.RESUMED[name]
     whole = of_experts[axes_experts.whole_run(after, method)["name"]]
     difference = resume.worst(of_experts[name], whole)
     assert difference <= (0 if before == after else resume.TOLERANCE)
-    ours, theirs = (
-        axes_experts.biases_of(each, folder) for each in ({"name": name}, axes_experts.whole_run(after, method))
-    )
+    both = ({"name": name}, axes_experts.whole_run(after, method))
+    ours, theirs = (axes_experts.biases_of(each, folder) for each in both)
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 
@@ -162,10 +151,7 @@ def test_the_model_and_the_export_are_one_processs(folder, of_experts):
     assert main(["export", str(run), str(folder / "exported")]) in (0, None)
     assert main(["export", str(run), str(folder / "middle"), "--step", str(resume.SAVED)]) in (0, None)
     exported, middle = (load_file(folder / name / "model.safetensors") for name in ("exported", "middle"))
-    assert (
-        all(torch.equal(exported[name], tensor) for name, tensor in trained.items())
-        and exported.keys() == trained.keys()
-    )
-    assert middle.keys() == trained.keys() and not any(
-        torch.equal(middle[n], t) for n, t in trained.items() if t.dim() > 1
-    )
+    assert all(torch.equal(exported[name], tensor) for name, tensor in trained.items())
+    assert exported.keys() == trained.keys()
+    matrices = {name: tensor for name, tensor in trained.items() if tensor.dim() > 1}
+    assert middle.keys() == trained.keys() and not any(torch.equal(middle[n], t) for n, t in matrices.items())

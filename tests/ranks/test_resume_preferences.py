@@ -36,9 +36,7 @@ RESHARDED = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("resumed")
-    preferences.write_inputs(folder)
-    return folder
+    return preferences.write_inputs(tmp_path_factory.mktemp("resumed"))
 
 
 @pytest.fixture(scope="module")

@@ -8,23 +8,14 @@ import pytest
 from brigade.train.checkpoint import manifest
 from brigade.train.run import events
 from testing import marks, runs
+from testing.parity import STRATEGIES
 from testing.ranks import run_ranks
 from testing.run_files import losses_of
-
-STRATEGIES = {
-    "ddp": [],
-    "zero2": ["--ds_config", "ds_configs/zero2.json"],
-    "zero3": ["--ds_config", "ds_configs/zero3.json"],
-    "fsdp2": ["--accelerate_config", "accelerate_configs/fsdp2_1x2.yaml"],
-}
 
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory):
-    """Six steps with a checkpoint after every second, of which one is kept besides the newest."""
-    folder = tmp_path_factory.mktemp("inputs")
-    few = ["--max_steps", "6", "--save_steps", "2", "--save_total_limit", "2", "--eval_answers", "0"]
-    return [*runs.write_inputs(folder), *few, "--eval_steps", "6"]
+    return runs.write_saving_inputs(tmp_path_factory.mktemp("inputs"))
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +58,11 @@ def test_the_umask_says_who_may_read_models_and_checkpoints(undisturbed, tmp_pat
     assert {path.stat().st_mode for path in saved if path.is_file()} == {(tmp_path / "new").stat().st_mode}
 
 
-@pytest.mark.parametrize(
-    ("strategy", "when"),
-    marks.cases(
-        ("ddp", "disk full"),
-        slow=[("zero2", "elsewhere"), ("zero3", "copying, loading"), ("fsdp2", "closing, copying")],
-        matrix=[("ddp", "copying, loading"), ("zero2", "closing"), ("zero3", "disk full")],
-    ),
-)
+@pytest.mark.parametrize("strategy, when", marks.cases(
+    ("ddp", "disk full"),
+    slow=[("zero2", "elsewhere"), ("zero3", "copying, loading"), ("fsdp2", "closing, copying")],
+    matrix=[("ddp", "copying, loading"), ("zero2", "closing"), ("zero3", "disk full")],
+))  # fmt: skip
 def test_an_interrupted_save_leaves_the_checkpoint_before_it(strategy, when, flags, undisturbed, tmp_path):
     flags = [*flags, *STRATEGIES[strategy], "--output_dir", str(tmp_path)]
     for interruption in when.split(", "):
@@ -107,14 +95,11 @@ def flip(path):
     path.write_bytes(there)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "damage", "said"),
-    marks.cases(
-        ("ddp", flip, "is not what was written"),
-        slow=[("fsdp2", cut, "has "), ("zero3", Path.unlink, "is missing")],
-        matrix=[("zero2", flip, "is not what was written")],
-    ),
-)
+@pytest.mark.parametrize("strategy, damage, said", marks.cases(
+    ("ddp", flip, "is not what was written"),
+    slow=[("fsdp2", cut, "has "), ("zero3", Path.unlink, "is missing")],
+    matrix=[("zero2", flip, "is not what was written")],
+))  # fmt: skip
 def test_a_damaged_part_is_named_and_the_checkpoint_before_it_taken(
     strategy, damage, said, flags, undisturbed, tmp_path
 ):

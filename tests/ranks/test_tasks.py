@@ -124,10 +124,8 @@ def test_eval_compares_greedy_answers_of_the_saved_model(output, saved, tmp_path
 
 def test_with_the_chat_template_the_model_reads_chats(output, saved, choice):
     assert main(["eval", str(output), "--tasks", str(choice), "--chat_template"]) == 0
-    chats = [
-        saved[1].apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
-        for text in QUESTIONS
-    ]
+    how = {"tokenize": False, "add_generation_prompt": True}
+    chats = [saved[1].apply_chat_template([{"role": "user", "content": text}], **how) for text in QUESTIONS]
     model, tokenizer = saved
     right = []
     for number, chat in enumerate(chats):

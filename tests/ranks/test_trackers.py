@@ -51,10 +51,8 @@ def stand_in(name, recorder):
         run = SimpleNamespace(info=SimpleNamespace(run_id="1"))
         limits = SimpleNamespace(MAX_PARAM_VAL_LENGTH=500, MAX_PARAMS_TAGS_PER_BATCH=100)
         module.utils = SimpleNamespace(validation=limits)
-        module.is_tracking_uri_set, module.active_run = (
-            lambda: False,
-            lambda: run if recorder.begun.get("begun") else None,
-        )
+        module.is_tracking_uri_set = lambda: False
+        module.active_run = lambda: run if recorder.begun.get("begun") else None
         module.set_tracking_uri = lambda uri: recorder.begin(uri=uri)
         module.start_run = lambda run_name, nested: recorder.begin(name=run_name, begun=True)
         module.log_params, module.end_run = nothing, lambda: recorder.begin(begun=False)

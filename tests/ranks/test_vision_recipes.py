@@ -47,10 +47,8 @@ def test_a_recipe_trains(name, tmp_path):
     recipe = REPOSITORY / "recipes" / name
     assert json.loads(recipe.with_name("config.json").read_text())["model_type"] == RECIPES[name]
     write_parquet(tmp_path)
-    files = {
-        key: str(tmp_path / f"{name}.parquet")
-        for key, name in (("train_file", "train"), ("validation_file", "heldout"))
-    }
+    names = {"train_file": "train", "validation_file": "heldout"}
+    files = {key: str(tmp_path / f"{name}.parquet") for key, name in names.items()}
     model = write_vision_model(tmp_path / "model", RECIPES[name])
     small = as_flags(model_name_or_path=str(model), revision=None, dataset_name=None, ds_config="none", **files)
     small += as_flags(global_batch_size=4, max_steps=2, eval_steps=2, save_steps=2, logging_steps=1)

@@ -44,6 +44,12 @@ def digests(tmp_path, monkeypatch):
     return tmp_path / "digests"
 
 
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    """A cache of the test's own, beside its other files."""
+    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
+
+
 @pytest.fixture(scope="module")
 def tokenizer():
     """The built-in one."""

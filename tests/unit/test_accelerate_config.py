@@ -18,6 +18,13 @@ TINY = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_a
 NOT_BY_CLASS = {"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP", "fsdp_min_num_params": 1000}
 
 
+def handed_on(stage, **options):
+    """The variables that `accelerate launch` makes of its own options of ZeRO."""
+    own = {f"ACCELERATE_DEEPSPEED_{name.upper()}": value for name, value in options.items()}
+    always = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_DEEPSPEED": "true"}
+    return always | {"ACCELERATE_DEEPSPEED_ZERO_STAGE": stage} | own
+
+
 @pytest.mark.parametrize("name", ACCELERATE_CONFIGS)
 def test_each_accelerate_config_is_what_its_name_says(pick, name):
     kind, axes, hosts, slots = re.fullmatch(
@@ -63,10 +70,8 @@ def test_what_accelerate_launch_hands_on_reads_like_the_file(pick, name, monkeyp
     from accelerate.utils import launch as environments
 
     path = ROOT / "accelerate_configs" / name
-    port = [
-        "--main_process_port",
-        str(free_port()),
-    ]  # it looks whether its default one is in use, by another run perhaps
+    # It looks whether its default port is in use, by another run perhaps.
+    port = ["--main_process_port", str(free_port())]
     parsed = launch.launch_command_parser().parse_args(["--config_file", str(path), *port, str(ROOT / "train.py")])
     arguments, defaults, _ = launch._validate_launch_command(parsed)
     # Every nested key is an option of the launcher: it copies unknown ones without a word.
@@ -110,14 +115,7 @@ def test_accelerates_own_zero_options(pick, write_json, tmp_path):
     assert chosen.ds_config["zero_optimization"]["offload_optimizer"] == {"device": "cpu"}
     assert "offload_param" not in chosen.ds_config["zero_optimization"]
     assert chosen.ds_config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] is True
-    env = {
-        "ACCELERATE_MIXED_PRECISION": "no",
-        "ACCELERATE_USE_DEEPSPEED": "true",
-        "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
-        "ACCELERATE_DEEPSPEED_CONFIG_FILE": "none",
-        "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu",
-        "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "none",
-    }
+    env = handed_on("3", config_file="none", offload_optimizer_device="cpu", offload_param_device="none")
     assert pick(env=env).identity() == chosen.identity()
 
 
@@ -128,13 +126,7 @@ def test_accelerates_own_options_at_odds_with_the_recipe(pick, mistake, key, val
     document = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2, key: value}}
     message = mistake(pick, cluster={"accelerate_config": document})
     assert key in message and repr(value) in message and named in message
-    env = {
-        "ACCELERATE_MIXED_PRECISION": "no",
-        "ACCELERATE_USE_DEEPSPEED": "true",
-        "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2",
-        f"ACCELERATE_{key.upper()}": str(value),
-    }
-    assert named in mistake(pick, env=env)
+    assert named in mistake(pick, env=handed_on("2") | {f"ACCELERATE_{key.upper()}": str(value)})
 
 
 @pytest.mark.parametrize("options", [
@@ -160,11 +152,8 @@ def test_fsdp1_is_refused(pick, mistake, fsdp):
     ({"dynamo_backend": "INDUCTOR"}, "dynamo_backend", "torch_compile: true"),
     ({"fp8_config": {"backend": "TE"}}, "fp8_config", "bf16: true"),
     ({"megatron_lm_config": {"megatron_lm_tp_degree": 2}}, "megatron_lm_config", "docs/parallelism.md"),
-    (
-        {"parallelism_config": {"parallelism_config_sp_attn_implementation": "flash_attention_2"}},
-        "sp_attn_implementation",
-        "attn_implementation",
-    ),
+    ({"parallelism_config": {"parallelism_config_sp_attn_implementation": "flash_attention_2"}}, "sp_attn_implementation",
+     "attn_implementation"),
     ({"fsdp_activation_checkpointing_offload": True}, "fsdp_activation_checkpointing_offload", "the recipe"),
     ({"fsdp_sharding_strategy": "SHARD_GRAD_OP"}, "fsdp_sharding_strategy", "fsdp_reshard_after_forward: false"),
     ({"fsdp_sharding_strategy": "NO_SHARD"}, "fsdp_sharding_strategy", "MULTI_GPU"),

@@ -37,10 +37,8 @@ def saved(family, layers, adapters=None, targets="all-linear", dora=False):
     def keep(tensor):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = (
-                storage.nbytes(),
-                tensor,
-            )  # the tensor lives on, so that no address is used twice
+            # The tensor lives on, so that no address is used twice.
+            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
         return tensor
 
     ids = torch.arange(TOKENS)[None]
@@ -70,8 +68,7 @@ def test_a_layer_with_adapters_keeps_what_the_formula_says(family, adapters, mod
 def test_what_is_trained_is_counted(modules, dora):
     config = LlamaConfig(**SIZES, num_hidden_layers=2)
     model = AutoModelForCausalLM.from_config(config)
-    trained = get_peft_model(
-        model, LoraConfig(r=RANK, target_modules=modules, use_dora=dora)
-    ).get_nb_trainable_parameters()[0]
+    lora = LoraConfig(r=RANK, target_modules=modules, use_dora=dora)
+    trained = get_peft_model(model, lora).get_nb_trainable_parameters()[0]
     shape = shape_of(config.to_dict(), "config.json")
     assert trained_parameters(shape, RANK, (), targets_of(modules), dora) == trained

@@ -36,9 +36,8 @@ def test_a_tool_call_is_right_by_name_and_arguments(answer, score):
 
 def test_several_calls_are_right_in_their_order_and_a_text_without_calls_where_none_is_made():
     assert tool_call(f"{CALL}, and then {SECOND}", CALL + SECOND) == 1 and tool_call(SECOND + CALL, CALL + SECOND) == 0
-    assert (
-        tool_call("No {braces} [of] a call.", "There is no such tool.") == 1 and tool_call(CALL, "There is none.") == 0
-    )
+    assert tool_call("No {braces} [of] a call.", "There is no such tool.") == 1
+    assert tool_call(CALL, "There is none.") == 0
     assert calls("I see {it}.") == [] and len(calls(CALL + SECOND)) == 2
 
 
@@ -128,11 +127,7 @@ def test_references_that_a_score_cannot_read_are_refused():
     check("text", "anything")
     for score, references, problem in (
         ("json", ['{"a": 1}', "four"], "json cannot read the held-out answer 'four'"),
-        (
-            "tool_call",
-            ["f(x=1)"],
-            "none of 1 held-out answers has a tool call",
-        ),
+        ("tool_call", ["f(x=1)"], "none of 1 held-out answers has a tool call"),
         ("tool_call", [CALL, '{"name": "f", "arguments": 3}'], "tool_call cannot read the held-out answer"),
     ):
         with pytest.raises(UserError, match=problem):
@@ -154,11 +149,8 @@ def test_a_function_of_ones_own_gives_a_finite_number(tmp_path):
 
     answer_scores.check(own("length"))
     assert answer_scores.score_of(own("length"))("ab", "abcd") == 0.5
-    for name, problem in (
-        ("nothing", "it gives nan for the answer"),
-        ("fails", "IndexError"),
-        ("none", "no function 'none'"),
-    ):
+    problems = {"nothing": "it gives nan for the answer", "fails": "IndexError", "none": "no function 'none'"}
+    for name, problem in problems.items():
         with pytest.raises(UserError, match=problem) as caught:
             answer_scores.check(own(name))
         assert caught.value.place == "flag --answer_score"

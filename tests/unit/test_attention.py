@@ -15,6 +15,7 @@ from brigade.train.model.cpu_attention import BlockedAttention, takes
 from brigade.train.recipe import flags
 from brigade.train.step import preflight
 from brigade.train.strategy import choose as choose_strategy
+from testing.small_configs import SMALL
 
 
 def config(family, **values):
@@ -159,21 +160,13 @@ def test_varlen_is_causal_attention_within_each_sample(lengths, window, heads, s
         for count in (heads[0], *heads[1:] * 2)
     )
     ends = [0, *itertools.accumulate(lengths)]
-    found, weights = attention.varlen(
-        None,
-        query,
-        key,
-        value,
-        None,
-        scaling=0.3,
-        sliding_window=window,
-        cu_seq_lens_q=torch.tensor(ends, dtype=torch.int32),
-        max_length_q=max(lengths),
-    )
+    how = {"scaling": 0.3, "sliding_window": window}
+    of_samples = {"cu_seq_lens_q": torch.tensor(ends, dtype=torch.int32), "max_length_q": max(lengths)}
+    found, weights = attention.varlen(None, query, key, value, None, **how, **of_samples)
     torch.testing.assert_close(found, definition(query, key, value, ends, window, 0.3))
     assert weights is None and found.is_contiguous()
     if len(lengths) == 1:  # nobody says where samples begin: there is one
-        alone, _ = attention.varlen(None, query, key, value, None, scaling=0.3, sliding_window=window)
+        alone, _ = attention.varlen(None, query, key, value, None, **how)
         torch.testing.assert_close(alone, found)
 
 
@@ -194,9 +187,8 @@ def test_blocks_of_half_precision_are_as_near_to_the_definition_as_sdpa(tokens, 
         return [found, *(tensor.grad for tensor in given)]
 
     def sdpa(query, key, value):
-        return torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=0.3, enable_gqa=True
-        )
+        how = {"is_causal": True, "scale": 0.3, "enable_gqa": True}
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, **how)
 
     exact = results(sdpa, torch.float64)
     theirs = results(sdpa, torch.bfloat16)
@@ -229,17 +221,7 @@ def test_blocks_under_autocast_stay_in_half_precision():
 def test_generation_with_varlen_is_sdpas(family, values):
     """Decoding with a cache, of prompts padded on the left: evaluation answers questions with the run's own attention."""
     attention.register()
-    shape = {
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-        "initializer_range": 0.3,
-    }
+    shape = SMALL | {"num_hidden_layers": 2, "pad_token_id": 0, "eos_token_id": 1, "initializer_range": 0.3}
     prompts = torch.tensor([[0, 0, 0, 7, 9], [5, 8, 3, 11, 6]])
     mask = (prompts != 0).long()
     answers = []

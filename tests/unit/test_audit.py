@@ -34,10 +34,8 @@ def record(name, ecosystem="PyPI", versions=(), events=(), **more):
     (record("torchvision", versions=["2.13.0"]), []),
 ])  # fmt: skip
 def test_an_advisory_means_the_versions_that_it_names(one, says, tmp_path):
-    for name, text in (
-        ("one.json", json.dumps(one)),
-        ("lines.json", f"{json.dumps(one)}\n{json.dumps(record('x'))}\n"),
-    ):
+    texts = {"one.json": json.dumps(one), "lines.json": f"{json.dumps(one)}\n{json.dumps(record('x'))}\n"}
+    for name, text in texts.items():
         (tmp_path / name).write_text(text)
         _, lines = audit.found(tmp_path / name, PINNED)
         assert len(lines) == len(says) and all(part in line for part, line in zip(says, lines, strict=True))
@@ -48,11 +46,7 @@ def test_an_advisory_means_the_versions_that_it_names(one, says, tmp_path):
 
 def test_the_pins_of_every_file_are_looked_for_and_nothing_read_is_no_pass(tmp_path, capsys):
     pinned = audit.pins()
-    assert {"torch", "transformers", "pytest", "skypilot", "en-core-web-sm"} & set(pinned) >= {
-        "torch",
-        "pytest",
-        "skypilot",
-    }
+    assert set(pinned) >= {"torch", "pytest", "skypilot"}
     (tmp_path / "torch.json").write_text(json.dumps(record("torch", versions=sorted(pinned["torch"]))))
     assert audit.main([str(tmp_path / "torch.json")]) == 1 and "1 affected" in capsys.readouterr().out
     with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:  # an advisory for each pin

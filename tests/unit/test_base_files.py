@@ -210,12 +210,8 @@ def sound(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     experts = Qwen3MoeConfig(**OF_THE_MODEL, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2)
     llama, tied = LlamaConfig(**OF_THE_MODEL), LlamaConfig(**OF_THE_MODEL, tie_word_embeddings=True)
-    for name, config, size in (
-        ("files", llama, "20KB"),
-        ("one", llama, "1GB"),
-        ("tied", tied, "1GB"),
-        ("experts", experts, "1GB"),
-    ):
+    models = (("files", llama, "20KB"), ("one", llama, "1GB"), ("tied", tied, "1GB"), ("experts", experts, "1GB"))
+    for name, config, size in models:
         AutoModelForCausalLM.from_config(config).save_pretrained(folder / name, max_shard_size=size)
     return folder
 
@@ -295,9 +291,8 @@ def test_weights_in_integers_are_those_of_a_quantised_model(check):
         config = json.loads((folder / "config.json").read_text()) | {"quantization_config": {"quant_method": "gptq"}}
         (folder / "config.json").write_text(json.dumps(config))
 
-    assert check(
-        "one", lambda tensors: tensors | {"model.layers.0.qweight": torch.ones(3, dtype=torch.int32)}, quantised
-    )()
+    qweight = {"model.layers.0.qweight": torch.ones(3, dtype=torch.int32)}
+    assert check("one", lambda tensors: tensors | qweight, quantised)()
 
 
 def apart(tensors):

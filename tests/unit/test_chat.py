@@ -18,6 +18,7 @@ from brigade.train.recipe.files import REPOSITORY
 from brigade.train.run.directory import RECORD
 from brigade.train.run.ending import next_steps
 from brigade.train.run.success import SUCCESS
+from testing.small_configs import LEAST
 
 NO_SYSTEM = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
 NO_SYSTEM += "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
@@ -171,8 +172,7 @@ def test_nothing_that_a_terminal_obeys_reaches_it(tokenizer, capsys):
 def output(tmp_path_factory, tokenizer):
     """A finished run that trained a whole model, with 64 positions; its base has other weights."""
     config = json.loads((REPOSITORY / "recipes/tiny/config.json").read_text())
-    config |= {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config |= {"num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 64}
+    config |= LEAST | {"max_position_embeddings": 64}
     folders = [tmp_path_factory.mktemp(name) for name in ("base", "run")]
     for seed, folder in enumerate(folders):
         (folder / "config.json").write_text(json.dumps(config))
@@ -216,9 +216,8 @@ def test_questions_are_turns_of_one_conversation_and_standard_output_holds_answe
     code, out, err = chat("--question", "a?", "--question", "b?", "--question", "/new", "--question", "a?")
     assert code == 0 and out == f"{first}\n{second}\n{first}\n"
     assert "> b?\n" in err and "anew" in err
-    odd, said = (
-        chat("--system", system, "--question", "a?")[:2] for system in ("\udc80", "?")
-    )  # a byte that is no letter
+    # A byte that is no letter.
+    odd, said = (chat("--system", system, "--question", "a?")[:2] for system in ("\udc80", "?"))
     assert odd == said and odd[0] == 0
 
 

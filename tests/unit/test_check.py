@@ -122,10 +122,8 @@ def test_a_check_that_does_not_end_is_given_up():
 
 # ---- the table ---------------------------------------------------------------------------------------------------
 def test_hosts_that_agree_are_one_column():
-    rows = {
-        "mtu": [sound(host, "9000") for host in NODES],
-        "free": [sound(h, f"{n} GiB", n) for n, h in enumerate(NODES)],
-    }
+    free = [sound(host, f"{number} GiB", number) for number, host in enumerate(NODES)]
+    rows = {"mtu": [sound(host, "9000") for host in NODES], "free": free}
     assert columns(outcome(rows)) == [list(NODES)]
     text = drawn(outcome(rows))
     assert "node1 ... node4 (4 hosts)" in text
@@ -174,9 +172,8 @@ def test_any_cluster_gives_a_table_that_can_be_read(count, odd):
     for number, level, value in odd:
         if number < count:
             name = names[number]
-            results[name] = (
-                bad(name, value, level) if level in ("yellow", "red") else Result(name, level, value, None, "?")
-            )
+            told = Result(name, level, value, None, "?")
+            results[name] = bad(name, value, level) if level in ("yellow", "red") else told
     found = outcome({"one": list(results.values())}, dict.fromkeys(names, 8))
     groups = columns(found)
     assert sorted(host for group in groups for host in group) == sorted(names)

@@ -64,12 +64,8 @@ def test_a_baseline_says_what_changed_since_it_last_worked(tmp_path):
 
 def test_a_baseline_knows_what_a_cell_leaves_out(tmp_path):
     """All hosts have NCCL_ALGO=Tree now: they agree with each other, and not with what worked."""
-    was, now = (
-        saved(
-            {"variables": [sound("node1", "1 alike", detail=(f"NCCL_ALGO={value}",))]}, tmp_path / value, {"node1": 1}
-        )
-        for value in ("Ring", "Tree")
-    )
+    rows = {value: [sound("node1", "1 alike", detail=(f"NCCL_ALGO={value}",))] for value in ("Ring", "Tree")}
+    was, now = (saved({"variables": row}, tmp_path / value, {"node1": 1}) for value, row in rows.items())
     found = result_file.changes(result_file.read(tmp_path / "Ring"), now)
     assert found == ["node1: variables: no longer NCCL_ALGO=Ring", "node1: variables: now NCCL_ALGO=Tree"]
     assert result_file.compared(was, now) == "1 row compared"

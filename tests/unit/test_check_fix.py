@@ -28,10 +28,9 @@ def test_each_line_is_printed_once_and_rows_without_one_are_counted():
         ("a", bad("echo 'one'")), ("b", bad("echo 'one'", "yellow")), ("c", bad("")), ("d", sound("localhost", "y"))
     )
     assert fix.lines(found.results) == {"localhost": ["echo 'one'"]}
-    assert fix.printed(found) == [
-        "ssh localhost 'echo '\"'\"'one'\"'\"''",
-        "# 1 more of the above need a person: see their cures",
-    ]
+    line, rest = fix.printed(found)
+    assert line == "ssh localhost 'echo '\"'\"'one'\"'\"''"
+    assert rest == "# 1 more of the above need a person: see their cures"
     assert fix.printed(outcome(("d", sound("localhost", "y")))) == ["# nothing to fix"]
 
 
@@ -46,20 +45,16 @@ def test_lines_run_on_their_hosts_and_their_rows_are_checked_again(tmp_path):
     after = asyncio.run(fix.apply(Wanted({"localhost": 1}), before, told.append, lambda _: None))
     assert there.read_text() == "mended\n"
     assert [(done.problem, done.said) for done in told] == [("", ("done so",)), ("it ended with 3", ("first",))]
-    assert [(row.name, row.results[0].level) for row in after.rows] == [
-        ("clock", "green"),
-        ("python", "green"),
-        ("cores", "green"),
-    ]
+    levels = [(row.name, row.results[0].level) for row in after.rows]
+    assert levels == [("clock", "green"), ("python", "green"), ("cores", "green")]
     assert after.rows[2].results[0].value == "left alone"
     assert after.rows[0].results[0].value != "x"
 
 
 def test_hosts_are_cured_one_after_another_and_one_that_is_sound_by_then_is_left_alone(monkeypatch):
     """Two hosts with one environment: what the first line installs is there on the second."""
-    rows = [
-        Row("python", "sameness", [bad("install", host="a"), bad("install", host="b"), bad("other", host="c")], 0.1)
-    ]
+    found = [bad("install", host="a"), bad("install", host="b"), bad("other", host="c")]
+    rows = [Row("python", "sameness", found, 0.1)]
     ran, told, again = [], [], iter([[bad("other", host="c")], [bad("other", host="c")], [sound("c", "mended")]])
 
     async def on(wanted, host, own, told):

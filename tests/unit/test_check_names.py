@@ -62,9 +62,8 @@ class Asked(Recorded):
 
 def test_of_many_hosts_each_one_looks_up_a_sample_of_names():
     hosts = [f"n{number}" for number in range(1000)]
-    hello = {
-        host: {"machine": host, "addresses": {f"10.1.{n // 250}.{n % 250}": "eth0"}} for n, host in enumerate(hosts)
-    }
+    addresses = {host: {f"10.1.{n // 250}.{n % 250}": "eth0"} for n, host in enumerate(hosts)}
+    hello = {host: {"machine": host, "addresses": own} for host, own in addresses.items()}
     looks = {host: look("node1") | {"resolved": {}} for host in hosts}
     recorded = Asked(Wanted(dict.fromkeys(hosts, 1)), {"names.look": looks}, hello)
     assert {result.level for result in results_of(names.names, recorded)} == {"green"}

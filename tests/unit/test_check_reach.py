@@ -101,10 +101,8 @@ def test_where_packets_are_lost_no_firewall_is_blamed(lost, failed, levels):
 
 
 def test_where_one_direction_is_closed_the_end_that_hears_nothing_is_named():
-    closed = {"32768": "no answer within 5 s"}
-    found = ports(
-        {"node2": {"node3": closed}, "node3": {"node2": closed}}, {"node2": ["node3"], "node3": [], "node1": []}
-    )
+    failed = {"node2": {"node3": LATE}, "node3": {"node2": LATE}}
+    found = ports(failed, {"node2": ["node3"], "node3": [], "node1": []})
     assert [host for host, (level, _) in found.items() if level == "red"] == ["node3"]
     assert found["node3"][1].startswith("node2 cannot reach it")
 
@@ -129,9 +127,8 @@ def test_a_host_with_many_cards_is_tried_by_its_names_address_first():
 def packets(arrived, **own):
     """arrived: (from, to) -> what, where it is not all"""
     sent = {a: {"sent": {b: {"size": 1500, "arrived": arrived.get((a, b), "all")} for b in TRIED[a]}} for a in NODES}
-    return judged(
-        reach.packets, {"reach.listen": {host: listening(host) for host in NODES}, "reach.packets": sent}, **own
-    )
+    listen = {host: listening(host) for host in NODES}
+    return judged(reach.packets, {"reach.listen": listen, "reach.packets": sent}, **own)
 
 
 def test_a_small_mtu_is_a_warning_and_a_path_that_loses_packets_is_not_sound():

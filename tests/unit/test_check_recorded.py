@@ -82,10 +82,8 @@ def test_a_lost_gpu_is_told_when_it_fell_off_the_bus():
     """Its address is unknown then: it is that of the log which no other GPU has."""
     said = facts(RECORDED["geforce: eight RTX 4090"])
     said["gpus"][1] = {"index": 1, "lost": True}
-    log = {
-        "node1": {"xids": [{"bus": "0000:25:00", "xid": 79, "age": 7200}, {"bus": "0000:01:00", "xid": 31, "age": 9e4}]}
-    }
-    (result,) = judged("gpu Xid errors", {"node1": said}, 8, log=log)["node1"]
+    xids = [{"bus": "0000:25:00", "xid": 79, "age": 7200}, {"bus": "0000:01:00", "xid": 31, "age": 9e4}]
+    (result,) = judged("gpu Xid errors", {"node1": said}, 8, log={"node1": {"xids": xids}})["node1"]
     assert (result.level, result.problem) == ("red", "GPU 1: Xid 79, 2 h ago: it has fallen off the PCIe bus")
     others = {"node1": {"xids": [{"bus": "0000:01:00", "xid": 79, "age": 60}]}}
     (result,) = judged("gpu Xid errors", {"node1": said}, 8, log=others)["node1"]

@@ -164,11 +164,11 @@ def test_limits_are_read_as_ulimit_sets_them_and_a_folder_by_trying_it(monkeypat
 
 def control_groups(monkeypatch, files):
     """files: name -> what it says in each group, from the inside"""
-    monkeypatch.setattr(
-        groups,
-        "read",
-        lambda controller, *names: enumerate(zip(*(files.get(name, []) for name in names), strict=False)),
-    )
+
+    def read(controller, *names):
+        return enumerate(zip(*(files.get(name, []) for name in names), strict=False))
+
+    monkeypatch.setattr(groups, "read", read)
 
 
 @pytest.mark.parametrize("most, now, stat", [
@@ -190,12 +190,9 @@ def test_files_of_control_groups_are_read_together():
 
 
 def test_control_groups_limit_cores_and_memory(monkeypatch):
-    memory = {
-        "memory.max": ["max", str(2**20)],
-        "memory.current": ["0", "1000"],
-        "memory.stat": ["", "anon 900\nactive_file 0"],
-    }
-    control_groups(monkeypatch, memory | {"cpu.max": ["max 100000", "150000 100000"]})
+    files = {"memory.max": ["max", str(2**20)], "memory.current": ["0", "1000"]}
+    files |= {"memory.stat": ["", "anon 900\nactive_file 0"], "cpu.max": ["max 100000", "150000 100000"]}
+    control_groups(monkeypatch, files)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
     assert groups.cores() == 1.5 and groups.memory() == 2**20
     assert groups.memory_left() == {"total": 2**20, "available": 2**20 - 1000, "limit": "1/memory.max"}
@@ -213,9 +210,8 @@ def test_every_control_group_above_counts(monkeypatch, files, available, limit):
     """A large one may be full because of others, and memory.high makes processes wait."""
     control_groups(monkeypatch, files | {"memory.stat": ["", ""]})
     found = groups.memory_left()
-    own = [
-        int(size) for file in ("memory.max", "memory.limit_in_bytes") for size in files.get(file, []) if size != "max"
-    ]
+    sizes = [size for file in ("memory.max", "memory.limit_in_bytes") for size in files.get(file, [])]
+    own = [int(size) for size in sizes if size != "max"]
     assert groups.memory() == min([*own, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")])
     assert found["limit"] == limit and (available is None or found["available"] == available)
 
@@ -288,9 +284,8 @@ def judged(answers, gpus=1, recipe="recipes/tiny/full.yaml", name="kernels"):
 
 @pytest.mark.parametrize("name", ["kernels", "all kernels"])
 def test_what_is_proven_is_sound_and_the_fastest_is_named(name):
-    found = judged(
-        {host: proof(sdpa="proven", eager="slower", flash_attention_3="absent") for host in HOSTS}, name=name
-    )
+    proven = proof(sdpa="proven", eager="slower", flash_attention_3="absent")
+    found = judged(dict.fromkeys(HOSTS, proven), name=name)
     assert [result.level for result in found] == ["green", "green"]
     assert found[0].value == "2 proven, fastest sdpa"
 

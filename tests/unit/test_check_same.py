@@ -26,21 +26,16 @@ def test_equal_hosts_are_sound(name):
 @pytest.mark.parametrize("package", ["torch", "deepspeed", "accelerate", "transformers", "datasets", "peft"])
 def test_what_ranks_exchange_objects_with_is_red(package):
     result = odd("packages", packages(**{package: "0.0.1"}))
-    assert (result.level, result.problem.partition(", supported ")[0]) == (
-        "red",
-        f"{package} 0.0.1, pinned {PINS[package]}",
-    )
-    assert "pip install" in result.fix
-    assert f"{package}==" in result.fix
+    assert result.level == "red" and "pip install" in result.fix and f"{package}==" in result.fix
+    assert result.problem.partition(", supported ")[0] == f"{package} 0.0.1, pinned {PINS[package]}"
 
 
 def test_another_pinned_package_is_a_warning_and_is_installed_in_the_version_that_is_pinned():
     result = odd("packages", packages(tqdm="1.0", numpy=None))
     assert result.level == "yellow"
     assert result.problem == f"tqdm 1.0, pinned {PINS['tqdm']}; numpy is missing, pinned {PINS['numpy']}"
-    assert result.fix.endswith(
-        f"install --disable-pip-version-check --quiet tqdm=={PINS['tqdm']} numpy=={PINS['numpy']}"
-    )
+    pins = f"tqdm=={PINS['tqdm']} numpy=={PINS['numpy']}"
+    assert result.fix.endswith(f"install --disable-pip-version-check --quiet {pins}")
     assert sys.executable in result.fix
 
 
@@ -66,11 +61,8 @@ def test_what_a_cell_does_not_show_is_kept_for_a_later_run():
 
 def test_the_pin_is_the_reference_and_not_the_majority():
     found = judged("packages", packages(peft="0.1"), packages(peft="0.1"), {})
-    assert {host: [r.level for r in results] for host, results in found.items()} == {
-        "node1": ["red"],
-        "node2": ["red"],
-        "node3": ["green"],
-    }
+    levels = {host: [r.level for r in results] for host, results in found.items()}
+    assert levels == {"node1": ["red"], "node2": ["red"], "node3": ["green"]}
 
 
 def test_builds_of_one_version_meet_the_pin_and_must_be_equal():
@@ -138,10 +130,8 @@ def test_what_is_loaded_counts_besides_what_is_installed():
 
 
 def test_a_gpu_for_which_torch_has_no_code_is_red_where_a_rank_gets_it():
-    lacks = [
-        "torch has no code for this GPU (sm_70): it is built for sm_75",
-        "install torch from PyTorch's index cu126",
-    ]
+    why = "torch has no code for this GPU (sm_70): it is built for sm_75"
+    lacks = [why, "install torch from PyTorch's index cu126"]
     alike = {"cuda": "12.8", "cudnn": "91002", "nccl": "2.27.3"}
     loaded = {f"node{n}": alike | {"without_code": {gpu: lacks}} for n, gpu in enumerate(("1", "8"), 1)}
     found = judged("CUDA libraries as loaded", {}, {}, loaded=loaded)  # of eight slots
@@ -188,9 +178,8 @@ def test_tools_of_tests_on_one_host_only_are_no_difference():
 
 
 def test_another_list_of_pins_is_a_warning():
-    result = odd(
-        "code", {"git": {"commit": "a" * 40, "changed": ["requirements.txt"]}}, files=files(**{"requirements.txt": "9"})
-    )
+    git = {"git": {"commit": "a" * 40, "changed": ["requirements.txt"]}}
+    result = odd("code", git, files=files(**{"requirements.txt": "9"}))
     assert (result.level, result.value) == ("yellow", "requirements.txt differs")
 
 

@@ -92,11 +92,8 @@ def test_paths_are_those_that_the_ranks_find(tmp_path, monkeypatch):
     (tmp_path / "mine.jsonl").write_text("")
     (tmp_path / "zero.json").write_text((REPOSITORY / "ds_configs/zero2.json").read_text())
     monkeypatch.chdir(tmp_path)
-    for name, path in {
-        "mine.jsonl": f"{tmp_path}/mine.jsonl",
-        "*.jsonl": str(tmp_path),
-        "~/data/a.jsonl": "~/data/a.jsonl",
-    }.items():
+    named = {"mine.jsonl": f"{tmp_path}/mine.jsonl", "*.jsonl": str(tmp_path), "~/data/a.jsonl": "~/data/a.jsonl"}
+    for name, path in named.items():
         words = ["--train_file", name, "--ds_config", "zero.json", "--model_name_or_path", "~/model"]
         job = make("recipes/tiny/full.yaml", words, str(tmp_path / "hosts"))
         found = sameness.paths_of(job)

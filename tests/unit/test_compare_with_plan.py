@@ -96,7 +96,8 @@ def test_ten_steps_of_which_six_are_timed_pauses_left_out(card, clock, monkeypat
 
 def test_six_steps_of_two_seconds_are_two_seconds(clock, monkeypatch):
     meter, told = meters.Meter(1000, 2, 8), []
-    callback = prediction.CompareWithPlan(SimpleNamespace(world=SimpleNamespace(is_main_rank=True)), meter, None, 0)
+    trainer = SimpleNamespace(world=SimpleNamespace(is_main_rank=True))
+    callback = prediction.CompareWithPlan(trainer, meter, None, 0)
     monkeypatch.setattr(prediction, "compare", lambda run, config, trained, seen: told.append(seen))
     for step in range(1, 11):
         meter.start()
@@ -122,11 +123,8 @@ def test_whatever_the_formulas_say_the_run_goes_on(card, monkeypatch, capsys, er
     monkeypatch.setattr(prediction, "planned_job", fail)
     monkeypatch.setattr(prediction, "add_to_record", lambda run, key, value: kept.update({key: value}))
     prediction.compare(None, None, 0, {"seconds": 2.0, "waited": 0.1, "allocated": 30.0})
-    assert (
-        "30.0 GiB allocated at most, 2.00 s per step; the planner estimates nothing: "
-        in (said := capsys.readouterr().out)
-        and reason in said
-    )
+    said = capsys.readouterr().out
+    assert "30.0 GiB allocated at most, 2.00 s per step; the planner estimates nothing: " in said and reason in said
     assert reason in kept["prediction"]["none"] and kept["prediction"]["measured"]["allocated_gib"] == 30.0
 
 

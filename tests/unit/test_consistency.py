@@ -60,22 +60,13 @@ def on_hosts(monkeypatch):
     return call
 
 
+UNSEEN = "node2 (and 1 more) does not see what node1 writes"
 PLACES = {
     # the directory that each host sees, strategy, the checkpoint that each found, words of the refusal or the answer
     "one": ("aaa", ZERO3, "333", True),
     "one each": ("abc", DDP, "333", False),
-    "one each, with half of every checkpoint": (
-        "abc",
-        ZERO3,
-        "333",
-        "node2 (and 1 more) does not see what node1 writes",
-    ),
-    "two of three": (
-        "abb",
-        DDP,
-        "333",
-        "node2 (and 1 more) does not see what node1 writes there, while other hosts do",
-    ),
+    "one each, with half of every checkpoint": ("abc", ZERO3, "333", UNSEEN),
+    "two of three": ("abb", DDP, "333", f"{UNSEEN} there, while other hosts do"),
     "a read-only one": ("aa!", ZERO3, "333", "cannot be written"),
     "one checkpoint each": ("abc", DDP, "3-3", "none on node2, but 3 on node1"),
     "not mounted on one": ("aab", ZERO3, "33-", "none on node3, but 3 on node1"),
@@ -165,9 +156,4 @@ def test_a_digest_of_large_weights_is_cheap_and_sees_another_checkpoint(tmp_path
     (tmp_path / "modeling_own.py").write_text("code of the model")
     again = consistency.digests(tmp_path)
     changed = {name for name in again if again[name] != first.get(name)}
-    assert changed == {
-        "model-00007.safetensors",
-        "model-00050.safetensors",
-        "model-00099.safetensors",
-        "modeling_own.py",
-    }
+    assert changed == {f"model-{number:05}.safetensors" for number in (7, 50, 99)} | {"modeling_own.py"}

@@ -79,9 +79,8 @@ def test_the_keys_of_a_cluster_are_made_once_with_what_its_hosts_believe(tmp_pat
     assert (keys / "known_hosts").read_text() == f"* {(keys / 'host_key.pub').read_text()}"
     again = subprocess.run([CONTAINERS / "make_keys", keys], capture_output=True, text=True)
     assert again.returncode == 2 and "cure: name another directory" in again.stderr
-    asked = subprocess.run(
-        ["ssh", "-G", "-F", CONTAINERS / "ssh_config", "node1"], capture_output=True, text=True
-    ).stdout
+    ask = ["ssh", "-G", "-F", CONTAINERS / "ssh_config", "node1"]
+    asked = subprocess.run(ask, capture_output=True, text=True).stdout
     assert "stricthostkeychecking true" in asked and "userknownhostsfile /keys/known_hosts" in asked
     assert "HostKey /keys/host_key" in (CONTAINERS / "sshd_config").read_text()
     assert "/keys/host_key /keys/known_hosts" in (CONTAINERS / "sshd").read_text()

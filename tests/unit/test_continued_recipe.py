@@ -110,9 +110,8 @@ def test_their_adapter_config_decides(base, damaged):
     model = adapters.wrap(adapters.empty_model(settings, load_config(settings)), settings, str(base))
     assert adapter_weights.describe(settings, model) == {"adapters": f"begin as {base / 'lora'}"}
     other = settings_of(base, "--adapter_name_or_path", str(damaged(base_model_name_or_path="acme/other")))
-    assert adapter_weights.describe(other, model)["adapters"].endswith(
-        ", trained on acme/other, which is to be this model"
-    )
+    said = adapter_weights.describe(other, model)["adapters"]
+    assert said.endswith(", trained on acme/other, which is to be this model")
 
 
 @pytest.mark.parametrize("words, said", [
@@ -173,9 +172,8 @@ def test_adapters_in_place_of_a_model_that_cannot_be_gone_on_with(words, change,
 def test_adapters_as_the_reference_are_told_to_be_merged(damaged, mistake):
     """Wherever a model is wanted, the same is said of a directory of adapters."""
     folder = damaged()
-    settings = flags.load(
-        ["--model_name_or_path", str(folder.parent), "--objective", "dpo", "--reference", str(folder)]
-    )
+    compared = ["--objective", "dpo", "--reference", str(folder)]
+    settings = flags.load(["--model_name_or_path", str(folder.parent), *compared])
     said = mistake(load_config, settings.of_second(str(folder)))
     assert "flag --reference" in said
     for each in (said, mistake(named_config, str(folder))):  # the planner's
@@ -216,11 +214,8 @@ def test_what_is_missing(base, damaged, mistake):
     assert "it is damaged" in mistake(lambda: adapters.check_targets(settings, load_config(settings)))
     (folder / "adapter_model.safetensors").unlink()
     assert "pickle's format" in mistake(adapter_weights.find, settings)
-    assert "use_peft is false" in mistake(
-        lambda: choose(
-            flags.load(["--adapter_name_or_path", str(folder)]), World(0, 0, 1, 1, "host", "torchrun"), env={}
-        )
-    )
+    words, alone = ["--adapter_name_or_path", str(folder)], World(0, 0, 1, 1, "host", "torchrun")
+    assert "use_peft is false" in mistake(lambda: choose(flags.load(words), alone, env={}))
 
 
 def test_a_regular_expression_of_pefts_means_the_same_layers(base, damaged):

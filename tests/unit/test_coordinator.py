@@ -61,12 +61,17 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
-def three(clock):
-    """A coordinator, and three replicas that have begun together."""
-    meeting, replicas = Coordinator(3, "token", 60, 300), [Replica(number) for number in range(3)]
-    for each in replicas:
+def meeting(clock):
+    return Coordinator(3, "token", 60, 300)
+
+
+@pytest.fixture
+def replicas(meeting):
+    """Three that have begun together."""
+    found = [Replica(number) for number in range(3)]
+    for each in found:
         each.comes(meeting)
-    return meeting, replicas
+    return found
 
 
 def is_silent(one, replicas, meeting, clock):
@@ -88,8 +93,7 @@ def is_killed(meeting, replica, clock):
     meeting.settle()
 
 
-def test_the_run_begins_when_all_are_there(three):
-    _, replicas = three
+def test_the_run_begins_when_all_are_there(replicas):
     assert [each.members for each in replicas] == [[0, 1, 2]] * 3
 
 
@@ -102,8 +106,7 @@ def test_it_begins_without_one_that_does_not_come(clock):
     assert first.members == [1]
 
 
-def test_all_hear_the_same_when_the_last_has_spoken(three):
-    meeting, replicas = three
+def test_all_hear_the_same_when_the_last_has_spoken(meeting, replicas):
     for each in replicas[:2]:
         each.says(meeting, seq=1, payload=f"of {each.number}")
     assert not any(len(each.results()) > 1 for each in replicas)
@@ -112,8 +115,7 @@ def test_all_hear_the_same_when_the_last_has_spoken(three):
     assert all(each.results()[-1]["said"] == said for each in replicas)
 
 
-def test_who_is_killed_is_left_out_and_the_others_are_told(three, clock):
-    meeting, replicas = three
+def test_who_is_killed_is_left_out_and_the_others_are_told(meeting, replicas, clock):
     breaks(meeting, replicas[1])
     all_say(meeting, (replicas[0], replicas[2]), 1)
     assert replicas[0].members == [0, 1, 2], "a line may break for a moment"
@@ -123,8 +125,7 @@ def test_who_is_killed_is_left_out_and_the_others_are_told(three, clock):
     assert {"lost": [1]} in replicas[0].got
 
 
-def test_a_line_that_breaks_for_a_moment_costs_nothing(three, clock):
-    meeting, replicas = three
+def test_a_line_that_breaks_for_a_moment_costs_nothing(meeting, replicas, clock):
     replicas[1].says(meeting, seq=1, payload="")
     breaks(meeting, replicas[1])
     clock.now += BACK / 2
@@ -133,8 +134,7 @@ def test_a_line_that_breaks_for_a_moment_costs_nothing(three, clock):
     assert all(each.members == [0, 1, 2] for each in replicas)
 
 
-def test_silence_is_an_end_too_and_who_comes_back_from_it_has_to_begin_anew(three, clock):
-    meeting, replicas = three
+def test_silence_is_an_end_too_and_who_comes_back_from_it_has_to_begin_anew(meeting, replicas, clock):
     is_silent(replicas[2], replicas, meeting, clock)
     all_say(meeting, replicas[:2], 1)
     assert replicas[0].members == [0, 1] and not replicas[2].open
@@ -142,9 +142,9 @@ def test_silence_is_an_end_too_and_who_comes_back_from_it_has_to_begin_anew(thre
     assert "refused" in replicas[2].got[-1]
 
 
-def test_a_process_that_was_given_up_does_not_take_its_successors_place(three, clock):
+def test_a_process_that_was_given_up_does_not_take_its_successors_place(meeting, replicas, clock):
     """Its host was cut off, and a new one was started meanwhile."""
-    meeting, (first, old, third) = three
+    first, old, third = replicas
     is_silent(old, [first, old, third], meeting, clock)
     again = Replica(1)
     again.comes(meeting)
@@ -156,8 +156,7 @@ def test_a_process_that_was_given_up_does_not_take_its_successors_place(three, c
     assert again.last["seq"] == 3 and again.members == [0, 1, 2]
 
 
-def test_a_newcomer_joins_where_the_others_admit_it(three, clock):
-    meeting, replicas = three
+def test_a_newcomer_joins_where_the_others_admit_it(meeting, replicas):
     again = Replica(1)
     again.comes(meeting)  # at once: before anybody noticed that it died
     all_say(meeting, (replicas[0], replicas[2]), 1)
@@ -167,8 +166,7 @@ def test_a_newcomer_joins_where_the_others_admit_it(three, clock):
     assert again.last["joined"] == {"1": {"step": 0}} and again.last["seq"] == 2
 
 
-def test_a_coordinator_that_is_started_again_learns_from_the_replicas(three, clock):
-    _, replicas = three
+def test_a_coordinator_that_is_started_again_learns_from_the_replicas(replicas):
     after = Coordinator(3, "token", 60, 300)
     for each in replicas:
         each.hello(after)
@@ -178,9 +176,8 @@ def test_a_coordinator_that_is_started_again_learns_from_the_replicas(three, clo
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
-def test_a_result_that_some_have_got_is_the_others_too(three, clock, order):
+def test_a_result_that_some_have_got_is_the_others_too(meeting, replicas, order):
     """The coordinator died between telling one and telling the others."""
-    meeting, replicas = three
     for each in replicas:
         each.says(meeting, seq=1, payload=each.number)
     for each in replicas[1:]:  # they did not get it
@@ -196,8 +193,7 @@ def test_a_result_that_some_have_got_is_the_others_too(three, clock, order):
     assert all(each.results()[-1]["seq"] == 2 for each in replicas)
 
 
-def test_a_newcomer_that_was_admitted_by_a_coordinator_that_died_then_is_admitted_again(three, clock):
-    meeting, replicas = three
+def test_a_newcomer_that_was_admitted_by_a_coordinator_that_died_then_is_admitted_again(meeting, replicas, clock):
     is_killed(meeting, replicas[1], clock)
     all_say(meeting, (replicas[0], replicas[2]), 1)
     again = Replica(1)
@@ -214,8 +210,7 @@ def test_a_newcomer_that_was_admitted_by_a_coordinator_that_died_then_is_admitte
     assert again.members == replicas[0].members == [0, 1, 2]
 
 
-def test_who_comes_after_the_end_is_told_so(three, clock):
-    meeting, replicas = three
+def test_who_comes_after_the_end_is_told_so(meeting, replicas, clock):
     waiting = Replica(1)
     is_killed(meeting, replicas[1], clock)
     waiting.comes(meeting)
@@ -241,10 +236,8 @@ def test_who_runs_other_code_is_refused_and_the_difference_named(clock):
     again = other_code(1, file="2c", commit="def")
     again.comes(meeting)
     refused = again.got[-1]
-    assert (
-        "does not run what replica 0 runs: code.brigade/train/local/outer.py is '2c' here and '1b' there"
-        in refused["refused"]
-    )
+    differs = "code.brigade/train/local/outer.py is '2c' here and '1b' there"
+    assert f"does not run what replica 0 runs: {differs}" in refused["refused"]
     assert "its clone is at def, the other's at abc" in refused["refused"] and "same commit" in refused["cure"]
     first.says(meeting, seq=1, payload="", admits=True)
     assert first.members == [0]

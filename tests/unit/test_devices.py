@@ -170,9 +170,8 @@ def test_gpus_are_counted_without_nvidia_smi_and_without_nvml(monkeypatch, tmp_p
 def test_plain_train_py_does_not_train_on_the_cpu_in_silence(tmp_path):
     """The message comes before the output directory, and from one process that nothing launched as well."""
     (tmp_path / "said.yaml").write_text((STAND_IN.parents[2] / "tests/data/nvml/h100-sxm.yaml").read_text())
-    environment = {
-        key: value for key, value in os.environ.items() if key not in ("CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR")
-    }
+    of_devices = ("CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR")
+    environment = {key: value for key, value in os.environ.items() if key not in of_devices}
     environment |= {"PYTHONPATH": str(STAND_IN), "STAND_IN_NVML": str(tmp_path / "said.yaml")}
     command = [sys.executable, "train.py", f"--output_dir={tmp_path / 'run'}", "--max_steps=1", "--warmup_steps=0"]
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300)

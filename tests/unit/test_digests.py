@@ -117,9 +117,8 @@ def test_weights_in_four_bits_are_known_after_they_are_sharded():
     """FSDP2 puts shards in their place, whose numbers are bits of several weights each: a norm of them says nothing."""
     from bitsandbytes.nn import Linear4bit
 
-    model = torch.nn.ModuleDict(
-        {"packed": Linear4bit(64, 64, quant_storage=torch.float32), "plain": torch.nn.Linear(4, 4)}
-    )
+    packed = Linear4bit(64, 64, quant_storage=torch.float32)
+    model = torch.nn.ModuleDict({"packed": packed, "plain": torch.nn.Linear(4, 4)})
     model.to("cpu")
     assert in_four_bits(model) == {"packed.weight"}
     model["packed"].weight = torch.nn.Parameter(model["packed"].weight.detach()[:256].clone(), requires_grad=False)

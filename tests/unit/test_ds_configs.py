@@ -47,9 +47,8 @@ def test_no_ds_config_repeats_a_default(name):
 @pytest.mark.parametrize("name", DS_CONFIGS)
 def test_deepspeed_takes_each_ds_config_once_filled(name):
     config = json.loads(json.dumps(DS_CONFIGS[name]))
-    config.update(
-        train_batch_size=1, train_micro_batch_size_per_gpu=1, gradient_accumulation_steps=1, gradient_clipping=1.0
-    )
+    sizes = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    config |= dict.fromkeys(sizes, 1) | {"gradient_clipping": 1.0}
     config.update(bf16={"enabled": True}, fp16={"enabled": False})
     zero = config["zero_optimization"]
     for key, value in zero.items():

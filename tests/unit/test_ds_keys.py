@@ -42,6 +42,7 @@ from hypothesis import strategies as st
 from brigade.train.strategy.deepspeed_config import judge
 from testing.ds_keys import ALLOWED, DEPRECATED, OWNED, REMOVED, TABLE
 from testing.shipped import shipped
+from testing.strategies import changed
 
 LIMITS = ("gt", "ge", "lt", "le")
 DS_CONFIGS = {path.stem: json.loads(path.read_text()) for path in shipped("ds_configs/*.json")}
@@ -275,13 +276,15 @@ VALUES = st.one_of(
         ["1", " 1 ", "1.5", "1e3", "1_0", "true", "yes", "off", "yes please", "gpu", "cpu", "nvme", "step"]
     ),
 )
+
+
+def values_of(path):
+    wanted = ALLOWED.get(path, {}).get("type")
+    return VALUES | st.sampled_from(wanted) if isinstance(wanted, list) else VALUES
+
+
 SETTINGS = st.sampled_from(JUDGED).flatmap(
-    lambda path: st.tuples(
-        st.sampled_from(SPELLINGS.get(path, [path])),
-        VALUES | st.sampled_from(ALLOWED[path]["type"])
-        if isinstance(ALLOWED.get(path, {}).get("type"), list)
-        else VALUES,
-    )
+    lambda path: st.tuples(st.sampled_from(SPELLINGS.get(path, [path])), values_of(path))
 )
 
 
@@ -305,11 +308,7 @@ def test_our_judge_says_what_deepspeeds_models_say(settings, stage):
     config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": False}, "fp16": {"enabled": False}}
     config["zero_optimization"] = {"stage": stage}
     for path, value in settings:
-        *parents, key = path.split(".")
-        block = config
-        for name in parents:
-            block = block.setdefault(name, {})
-        block[key] = value
+        config = changed(path, value, config)
     ours, found = judge(json.loads(json.dumps(config)), "f")
     errors = [finding for finding in found if finding.severity == "error" and finding.rule not in STRICTER]
     try:

@@ -15,17 +15,14 @@ from testing.command_line import brigade
 
 RECIPE = "recipes/tiny/full.yaml"
 GOOD = ["--sync_every", "5"]
+TWO = "node1 slots=1\nnode2 slots=1\n"
 REFUSED = {
-    "no synchronisation": ([], "node1 slots=1\nnode2 slots=1\n", ["flag --elastic", "sync_every", "--restarts"]),
+    "no synchronisation": ([], TWO, ["flag --elastic", "sync_every", "--restarts"]),
     "one host": ([*GOOD, "--sync_replica", "rank"], "node1 slots=2\n", ["flag --elastic", "only one host"]),
-    "fresh": ([*GOOD, "--fresh"], "node1 slots=1\nnode2 slots=1\n", ["flag --fresh", "--output_dir"]),
-    "quantised states": (
-        [*GOOD, "--optim", "adamw_8bit"],
-        "node1 slots=1\nnode2 slots=1\n",
-        ["flag --optim", "adamw_8bit", "adamw_torch"],
-    ),
-    "spares": ([*GOOD, "--spare", "node3"], "node1 slots=1\nnode2 slots=1\n", ["flag --spare", "leave it out"]),
-    "a job file": ([*GOOD, "--write", "sbatch"], "node1 slots=1\nnode2 slots=1\n", ["flag --write", "leave it out"]),
+    "fresh": ([*GOOD, "--fresh"], TWO, ["flag --fresh", "--output_dir"]),
+    "quantised states": ([*GOOD, "--optim", "adamw_8bit"], TWO, ["flag --optim", "adamw_8bit", "adamw_torch"]),
+    "spares": ([*GOOD, "--spare", "node3"], TWO, ["flag --spare", "leave it out"]),
+    "a job file": ([*GOOD, "--write", "sbatch"], TWO, ["flag --write", "leave it out"]),
 }
 
 

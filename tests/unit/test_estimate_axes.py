@@ -3,7 +3,6 @@
 import itertools
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,8 +21,8 @@ from brigade.plan.runs.prediction import as_seen
 from brigade.plan.shape.find import named_shape
 from brigade.train.engines.parallel import pipeline_schedule
 from brigade.train.strategy.axes import Axes
+from testing.ranks import REPOSITORY as ROOT
 
-ROOT = Path(__file__).parents[2]
 LLAMA, LLAMA_70B, TIED, MOE = (
     named_shape(str(ROOT / "recipes" / name)) for name in ("llama-3.1-8b", "llama-3.1-70b", "qwen3-4b", "qwen3-30b-a3b")
 )

@@ -188,11 +188,8 @@ def test_tiled_losses_and_ulysses_are_counted():
 def test_a_model_that_nobody_knows_is_estimated_by_its_widths():
     """In the playbook's short format too, whose two models have theirs built in."""
     widths = {"layers": "20", "hidden": "2560", "ffn": "6912", "heads": "20", "vocab": "50304"}
-    row = (
-        {"model": "mine", "gpus": "8", "dp": "8", "grad_acc": "4"}
-        | dict.fromkeys(("tp", "pp", "zero", "mbs"), "1")
-        | widths
-    )
+    ones = dict.fromkeys(("tp", "pp", "zero", "mbs"), "1")
+    row = {"model": "mine", "gpus": "8", "dp": "8", "grad_acc": "4"} | ones | widths
     assert not table.predict(row)["reason"]
     tied, untied = (table.predict(row | {"tied": said})["pred_mem_gib"] for said in ("yes", "no"))
     assert float(tied) < float(untied)

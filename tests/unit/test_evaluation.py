@@ -60,11 +60,8 @@ def test_an_answer_ends_where_the_model_the_tokenizer_or_the_reference_end_one()
     tokenizer = SimpleNamespace(eos_token_id=0, added_tokens_decoder=added)
     model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=[0, 30]))
     asked = [sample_answers.Question("a", [1], reference) for reference in ([6, 2], [6, 2, 9], [2, 6, 7, 8])]
-    assert (
-        sample_answers.stops(model, tokenizer, asked[:1])
-        == sample_answers.stops(model, tokenizer, asked[1:])
-        == {0, 2, 30}
-    )
+    first, second = (sample_answers.stops(model, tokenizer, rows) for rows in (asked[:1], asked[1:]))
+    assert first == second == {0, 2, 30}
     assert sample_answers.stops(model, tokenizer, asked[2:]) == {0, 30}
     model.generation_config.eos_token_id = tokenizer.eos_token_id = None
     assert sample_answers.stops(model, tokenizer, asked[2:]) == set()
@@ -95,9 +92,8 @@ def test_a_line_of_progress_shows_perplexity_and_each_source():
         "eval_my_chats_loss": 1.0,
         "eval_my_chats_perplexity": math.e,
     }
-    assert "  ".join(progress.figures(3, 9, logs)) == (
-        "step 3/9  held-out loss 2.0000  ppl 7.39  my_chats 1.0000 ppl 2.72"
-    )
+    words = "step 3/9  held-out loss 2.0000  ppl 7.39  my_chats 1.0000 ppl 2.72"
+    assert "  ".join(progress.figures(3, 9, logs)) == words
     assert progress.figures(3, 9, {"train_loss": 1.0}) == []
     ranks = {"tokens_per_second": 300.0, "tokens_per_second_per_gpu": 150.0, "token_spread": 4.0}
     assert progress.figures(1, 9, ranks)[1:] == ["300 tokens/s", "150 per rank", "ranks' tokens differ 4 %"]
@@ -266,13 +262,7 @@ def test_lm_evals_results_become_figures(monkeypatch):
     }  # fmt: skip
     monkeypatch.setattr(task_evaluation, "version", lambda _: "0.4.13")
     first, second = task_evaluation.records(results, True, 4)
-    assert (first["metric"], first["value"], first["stderr"], first["samples"], first["shots"]) == (
-        "acc",
-        0.25,
-        0.1,
-        4,
-        5,
-    )
+    assert [first[key] for key in ("metric", "value", "stderr", "samples", "shots")] == ["acc", 0.25, 0.1, 4, 5]
     assert (second["filter"], second["value"], second["stderr"]) == ("strict-match", 0.5, None)
     assert first["chat_template"] is True and first["limit"] == 4
 

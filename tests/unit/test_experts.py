@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,8 +17,8 @@ from brigade.train.model.tiny import shrink
 from brigade.train.recipe import flags
 from brigade.train.strategy import accelerate_config, choose
 from brigade.train.upstream import experts as in_half
+from testing.ranks import REPOSITORY as ROOT
 
-ROOT = Path(__file__).parents[2]
 MESH = {"parallelism_config_ep_size": 2}
 FSDP2 = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}
 DDP = {"distributed_type": "MULTI_GPU", "parallelism_config": MESH}

@@ -25,6 +25,7 @@ from brigade.train.run.directory import RECORD
 from brigade.train.run.success import SUCCESS
 from testing import gguf_models
 from testing.pretended_hub import READS, WRITES, pretended_hub
+from testing.small_configs import LEAST
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +35,7 @@ def output(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("run")
     config = json.loads((REPOSITORY / "recipes/tiny/config.json").read_text())
-    config |= {
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 8,
-    }
+    config |= LEAST
     (folder / "config.json").write_text(json.dumps(config))
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
     AutoTokenizer.from_pretrained(builtin.TOKENIZER).save_pretrained(folder)
@@ -201,9 +195,8 @@ def files_of(folder: Path):
 
 def test_the_exported_files_arrive_with_a_card_of_the_run(trained, hub, tmp_path, capsys, prints):
     out = tmp_path / "mine"
-    assert f"{hub.address}/me/mine" in prints(
-        0, "export", str(trained), str(out), "--gguf", "--push", "mine", "--private"
-    )
+    said = prints(0, "export", str(trained), str(out), "--gguf", "--push", "mine", "--private")
+    assert f"{hub.address}/me/mine" in said
     assert hub.repositories == {"me/mine": files_of(out)} and hub.private == {"me/mine"}
     assert {"model.safetensors", "mine-F16.gguf", "tokenizer.json", "README.md"} <= files_of(out).keys()
     text = (out / "README.md").read_text()
@@ -224,9 +217,8 @@ def test_the_exported_files_arrive_with_a_card_of_the_run(trained, hub, tmp_path
     told = capsys.readouterr().out
     assert "Removed there" in told and all(name in told for name in (*earlier, "mine-F16.gguf")) and "notes" not in told
     hub.repositories["me/mine"]["README.md"] = b"# By hand"
-    assert "that export did not write" in prints(
-        2, "export", str(trained), str(tmp_path / "third"), "--push", "me/mine"
-    )
+    said = prints(2, "export", str(trained), str(tmp_path / "third"), "--push", "me/mine")
+    assert "that export did not write" in said
     assert hub.repositories["me/mine"]["README.md"] == b"# By hand" and not (tmp_path / "third").exists()
 
 

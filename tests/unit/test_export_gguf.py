@@ -36,10 +36,8 @@ def test_transformers_reads_the_model_and_the_tokenizer_back(name, tmp_path):
         ids = torch.arange(5, 60)[None]
         torch.testing.assert_close(read(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
     if name in ("llama-tied", "qwen2"):  # Transformers has one pre-tokenizer a family, whatever the file names
-        again, tokenizer = (
-            AutoTokenizer.from_pretrained(tmp_path, gguf_file="x.gguf"),
-            AutoTokenizer.from_pretrained(folder),
-        )
+        again = AutoTokenizer.from_pretrained(tmp_path, gguf_file="x.gguf")
+        tokenizer = AutoTokenizer.from_pretrained(folder)
         assert [again(text).input_ids for text in TEXTS] == [tokenizer(text).input_ids for text in TEXTS]
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["x.gguf"]
 
@@ -117,9 +115,8 @@ def test_a_tokenizer_can_be_made_to_split_as_each_name_says(name, tokenizer):
     assert pre_tokenizers.name_of(document, document["model"]["ignore_merges"]) == name
 
 
-def test_a_gguf_file_as_a_model_splits_texts_as_it_says(tmp_path, monkeypatch, mistake):
+def test_a_gguf_file_as_a_model_splits_texts_as_it_says(tmp_path, monkeypatch, own_cache, mistake):
     """Transformers reads SmolLM2's tokenizer without its digits, which are a token each."""
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
     folder = gguf_models.save(tmp_path / "model", **gguf_models.PLAIN["llama-tied"] | {"pre": "smollm"})
     gguf.write(folder, tmp_path / "tiny.gguf", "F16", gguf.About("tiny"))
     ours = AutoTokenizer.from_pretrained(folder)

@@ -31,21 +31,23 @@ def judge(monkeypatch):
     return Judge(two_hosts(), "torchrun", 5.0, SimpleNamespace(set=_nothing, say=said.append, said=said))
 
 
+def after(seconds, judge):
+    NOW[0] += seconds
+    judge.check_start()
+
+
 def test_late_is_who_is_later_than_the_first_rank(judge):
     judge.on_rank(judge.channels[0], 0, pid=1)
     judge.on_rank(judge.channels[1], 1, pid=2)
-    NOW[0] += 60  # a busy machine: nobody is ready yet, and nobody is late
-    judge.check_start()
+    after(60, judge)  # a busy machine: nobody is ready yet, and nobody is late
     assert not judge.failures
     judge.on_rank(judge.channels[0], 0, stage="waiting")
-    NOW[0] += 6
-    judge.check_start()
+    after(6, judge)
     assert [(failure.kind, failure.rank) for failure in judge.failures] == [("hang", 1)]
 
 
 def test_that_no_rank_starts_is_found_too(judge):
-    NOW[0] += judging.READY + 1
-    judge.check_start()
+    after(judging.READY + 1, judge)
     assert judge.failures[0].kind == "hang"
 
 
@@ -54,11 +56,9 @@ def test_ranks_that_meet_and_do_not_reach_each_other_count_for_the_start_too(jud
     for rank, channel in enumerate(judge.channels):
         judge.on_rank(channel, rank, pid=rank, stage="waiting")
     judge.check_start()
-    NOW[0] += 4
-    judge.check_start()
+    after(4, judge)
     assert not judge.failures
-    NOW[0] += 2
-    judge.check_start()
+    after(2, judge)
     (failure,) = judge.failures
     assert failure.kind == "rendezvous"
     assert "2 ranks on node0, node1 met at the rendezvous" in failure.in_words()
@@ -70,12 +70,10 @@ def test_who_comes_late_to_the_rendezvous_gives_the_others_time_anew(judge):
     NOW[0] += 4
     judge.on_rank(judge.channels[1], 1, pid=2, stage="waiting")
     judge.check_start()
-    NOW[0] += 4
-    judge.check_start()
+    after(4, judge)
     for rank, channel in enumerate(judge.channels):
         judge.on_rank(channel, rank, stage="joined")
-    NOW[0] += 60
-    judge.check_start()
+    after(60, judge)
     assert not judge.failures
 
 

@@ -157,15 +157,8 @@ def test_help_begins_with_what_most_runs_set_and_leads_to_the_rest(helped, mista
         return set(re.findall(r"^  --(\w+)", helped(*words), re.MULTILINE))
 
     most = set(read_yaml(help_text.MOST_SET))
-    assert keys("--help") - most == {
-        "recipe",
-        "output_dir",
-        "resume_from_checkpoint",
-        "fresh",
-        "rehearse",
-        "prepare",
-        "allow_code",
-    }
+    of_a_run = {"recipe", "output_dir", "resume_from_checkpoint", "fresh", "rehearse", "prepare", "allow_code"}
+    assert keys("--help") - most == of_a_run
     short = helped("-h", "--learning_rate", "1e-5")
     assert most <= keys("-h") and len(short.splitlines()) < 100 and help_text.POINTER in " ".join(short.split())
     for section, model in SECTIONS.items():
@@ -319,9 +312,7 @@ def test_a_runs_own_record_repeats_it(load, tmp_path):
 
 
 def test_without_a_verb_all_of_them_are_shown(prints):
-    shown = prints(
-        0,
-    )
+    shown = prints(0)
     assert all(f"    {verb} " in shown for verb in VERBS) and "python train.py" in shown
 
 

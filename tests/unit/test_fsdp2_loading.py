@@ -28,11 +28,8 @@ class Decoder(torch.nn.Module):
         layer = torch.nn.Linear(2, 2, bias=False)
         layer.register_buffer("scale", torch.zeros(1))
         self.register_buffer("scale", torch.zeros(1))
-        self.embedding, self.layer, self.head = (
-            torch.nn.Embedding(3, 2),
-            checkpoint_wrapper(layer),
-            torch.nn.Linear(2, 3, False),
-        )
+        self.embedding, self.layer = torch.nn.Embedding(3, 2), checkpoint_wrapper(layer)
+        self.head = torch.nn.Linear(2, 3, False)
         self.head.weight = self.embedding.weight
 
 
@@ -206,11 +203,8 @@ def test_a_rank_that_is_sent_its_weights_reads_none(published, monkeypatch, fres
     """Under FSDP2 the second rank of a host: parameters with places of their own on the CPU, buffers as they are meant."""
     settings = flags.load(["--model_name_or_path", str(published), "--bf16", "--use_peft"])
     whole = load_base(settings, str(published), torch.bfloat16)
-    for name, value in {
-        "ACCELERATE_USE_FSDP": "true",
-        "FSDP_CPU_RAM_EFFICIENT_LOADING": "true",
-        "LOCAL_RANK": "1",
-    }.items():
+    told = {"ACCELERATE_USE_FSDP": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true", "LOCAL_RANK": "1"}
+    for name, value in told.items():
         monkeypatch.setenv(name, value)
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
     try:

@@ -56,8 +56,7 @@ NESTED = b"".join(struct.pack("<IQ", ARRAY, 1) for _ in range(10_000))
     gguf(keys=1, rest=key(b"x", 77, b"")),
     gguf(keys=1, rest=key(b"general.architecture", STRING, struct.pack("<Q", 5) + b"llama")),
 ])  # fmt: skip
-def test_a_file_that_is_no_gguf_leaves_nothing_behind(tmp_path, monkeypatch, content):
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
+def test_a_file_that_is_no_gguf_leaves_nothing_behind(tmp_path, own_cache, content):
     (tmp_path / "model.gguf").write_bytes(content)
     text = refusal_of(tmp_path / "model.gguf")
     assert f"cannot read {tmp_path / 'model.gguf'}" in text and "cure" in text

@@ -50,9 +50,8 @@ def test_a_version_comes_before_that_of_the_environment_which_stays_as_it_is(tmp
         archive.writestr("yaml.py", "there = True")
         info = "pyyaml-999.0.dist-info"
         archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: PyYAML\nVersion: 999.0\n")
-        archive.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
+        wheel_file = "Wheel-Version: 1.0\nGenerator: hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        archive.writestr(f"{info}/WHEEL", wheel_file)
         archive.writestr(f"{info}/RECORD", "")
     before = importlib.metadata.version("PyYAML")
     assert command.overlay([str(wheel)], folder) == ["PyYAML==999.0"]

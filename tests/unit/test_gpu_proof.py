@@ -10,15 +10,9 @@ import pytest
 
 from benchmarks.gpu_proof import __main__ as command
 from benchmarks.gpu_proof import archive, disk, environment, parts, shapes
+from testing.gpu_proof_row import ROW
 
 MACHINE = {"gpus": 1, "devices": ["NVIDIA H100 80GB HBM3"], "memory_gib": [79.6]}
-ROW = {
-    "what": "zero3, 2 GPUs",
-    "figures": {"difference": 1e-6, "tokens_per_second": 9000.0},
-    "fell_short": "",
-    "left_out": "",
-    "command": "a",
-}
 
 
 def prove(tmp_path, monkeypatch, results, *words):
@@ -155,10 +149,8 @@ def test_other_versions_say_what_the_run_proves_and_leaves_out():
     pins = environment.pinned()
     here = pins | {"torch": "2.11.0+cu128", "transformers": "5.17.0"}
     found = environment.compare(here)
-    assert found["other"] == {
-        "torch": [pins["torch"], "2.11.0+cu128"],
-        "transformers": [pins["transformers"], "5.17.0"],
-    }
+    other = {"torch": "2.11.0+cu128", "transformers": "5.17.0"}
+    assert found["other"] == {name: [pins[name], version] for name, version in other.items()}
     assert "torch 2.11.0+cu128 instead of" in found["proves"] and "Left out:" in found["proves"]
     assert "older than anything" not in found["proves"]
     assert "torch, transformers: a run is refused with this version" in found["proves"]

@@ -18,14 +18,7 @@ from brigade.train.model.location import load_config
 from brigade.train.recipe import flags
 from brigade.train.watch import slow_ranks
 from testing import gpu_lane, runs
-
-ROW = {
-    "what": "zero3, 2 GPUs",
-    "figures": {"difference": 1e-6, "tokens_per_second": 9000.0},
-    "fell_short": "",
-    "left_out": "",
-    "command": "a",
-}
+from testing.gpu_proof_row import ROW
 
 
 def python(tmp_path, body):
@@ -153,9 +146,8 @@ def test_on_a_gpu_without_bf16_what_needs_it_is_left_out_and_all_else_runs_in_fp
     for each in cases:
         if each["name"] in left_out:
             strategies.judge(part, each, each["name"], left_out[each["name"]], None, 2)
-    assert {(row["fell_short"], row["left_out"]) for row in parts.read_rows(part.rows)} == {
-        ("", "Tesla T4 has no bf16")
-    }
+    told = {(row["fell_short"], row["left_out"]) for row in parts.read_rows(part.rows)}
+    assert told == {("", "Tesla T4 has no bf16")}
 
 
 def test_a_part_that_hangs_is_stopped_with_all_that_it_started(tmp_path, monkeypatch):
@@ -192,10 +184,8 @@ def test_what_an_earlier_proof_has_left_is_no_result_of_this_one_and_a_users_fol
 
 def test_a_command_to_repeat_names_no_folder_of_this_host(monkeypatch):
     words = ["-m", "brigade", "kernels", f"{parts.REPOSITORY}/recipes/tiny/full.yaml"]
-    for python, named in (
-        (f"{parts.REPOSITORY}/.venv/bin/python", ".venv/bin/python"),
-        ("/opt/other/bin/python", "python3"),
-    ):
+    names = {f"{parts.REPOSITORY}/.venv/bin/python": ".venv/bin/python", "/opt/other/bin/python": "python3"}
+    for python, named in names.items():
         monkeypatch.setattr(sys, "executable", python)
         assert subject.command(words) == f"{named} -m brigade kernels recipes/tiny/full.yaml"
 
@@ -253,10 +243,8 @@ def test_a_difference_counts_held_out_losses_and_needs_as_many():
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_every_case_has_a_reference_and_one_name(ranks):
-    cases, names = (
-        strategies.cases_of(ranks, small=False),
-        {each["name"] for each in strategies.references(small=False)},
-    )
+    cases = strategies.cases_of(ranks, small=False)
+    names = {each["name"] for each in strategies.references(small=False)}
     assert {each["reference"] for each in cases} <= names
     assert not names & {each["name"] for each in cases}
     assert len({each["name"] for each in cases}) == len(cases)

@@ -17,10 +17,8 @@ REDUCE = {"collective": "nccl:_reduce_scatter_base", "number": 812, "group": "0"
 def ranks(*others, **last):
     """Ranks on two hosts in step 41, of which the last one is told apart."""
     told = [*others, last]
-    return [
-        Silent(rank, f"node{1 + rank // 2}", **{"phase": "backward", "step": 41, **one})
-        for rank, one in enumerate(told)
-    ]
+    usual = {"phase": "backward", "step": 41}
+    return [Silent(rank, f"node{1 + rank // 2}", **(usual | one)) for rank, one in enumerate(told)]
 
 
 @pytest.mark.parametrize("last, says", [
@@ -58,10 +56,8 @@ def test_one_rank_that_waits_while_all_others_compute_is_not_to_blame():
     """Three ranks sleep in their data loaders: the one in a collective waits for them."""
     asleep = {"phase": "data", "collective": ""}
     said = sentence(ranks(asleep, asleep, asleep, **REDUCE))
-    assert (
-        said
-        == "ranks 0-2 on node1, node2 have waited in data loading since step 41; rank 3 waits for them in reduce-scatter"
-    )
+    waiting = "ranks 0-2 on node1, node2 have waited in data loading since step 41"
+    assert said == f"{waiting}; rank 3 waits for them in reduce-scatter"
 
 
 def test_in_a_pipeline_the_next_stage_waits_for_the_culprit_and_the_other_pipelines_for_both():

@@ -218,11 +218,8 @@ def test_modules_keep_no_state():
 
 
 def test_the_package_needs_neither_tests_nor_benchmarks():
-    assert not [
-        name
-        for name in ROOMS
-        if name.startswith("brigade") and ROOMS[name] & {"benchmarks", "testing", "testbed", "train"}
-    ]
+    around = {"benchmarks", "testing", "testbed", "train"}
+    assert not [name for name in ROOMS if name.startswith("brigade") and ROOMS[name] & around]
 
 
 def test_tests_share_through_testing():

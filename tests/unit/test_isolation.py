@@ -69,9 +69,8 @@ def test_samples_lie_as_is_less_work_for_the_attention_that_runs(family, packing
     how, _ = attention.choose(settings, config)
     flat, squares, why = packed_samples.layout(settings, config, how)
     assert (flat, squares) == {"gpt_oss": (True, True), "llama": (True, False)}[family]
-    assert {"gpt_oss": "padded where eager", "llama": "varlen computes no products", "opt": "padded: nothing"}[
-        family
-    ] in why
+    said = {"gpt_oss": "padded where eager", "llama": "varlen computes no products", "opt": "padded: nothing"}
+    assert said[family] in why
     rows = [
         {"input_ids": np.ones(n, np.int32), "labels": np.ones(n, np.int64), "lengths": np.array([n])} for n in lengths
     ]

@@ -1,7 +1,6 @@
 """The planner's job of a run: its axes, what no formula covers, and its automatic micro-batch."""
 
 import json
-from pathlib import Path
 
 import pytest
 import yaml
@@ -14,8 +13,8 @@ from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
 from brigade.train.strategy import Strategy
 from brigade.train.strategy.axes import Axes
+from testing.ranks import REPOSITORY as ROOT
 
-ROOT = Path(__file__).parents[2]
 CONFIG = json.loads((ROOT / "recipes" / "qwen3-4b" / "config.json").read_text())
 BF16 = ["--bf16", "true", "--global_batch_size", "16", "--per_device_train_batch_size", "1"]
 

@@ -1,7 +1,6 @@
 """What `launch --write accelerate` writes is what lies in accelerate_configs/, and accelerate takes it."""
 
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -15,7 +14,6 @@ from brigade.train.strategy import choose
 from brigade.train.strategy.axis_keys import as_mesh
 from testing.shipped import shipped
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 FILES = shipped("accelerate_configs/*.yaml")
 DDP = "{distributed_type: MULTI_GPU, parallelism_config: {%s_size: 2}}"
@@ -142,7 +140,5 @@ def test_a_recipe_s_axes_reach_train_py_whatever_accelerate_hands_on(path):
         read = choose(again, World(0, 0, made.world_size, slots, "node1", "torchrun"), {})
         assert (read.axes, read.identity()) == (made.strategy.axes, made.strategy.identity())
     else:
-        assert (
-            document(made)["parallelism_config"].items()
-            >= {f"parallelism_config_{key}": size for key, size in as_mesh(made.strategy.axes).items()}.items()
-        )
+        mesh = {f"parallelism_config_{key}": size for key, size in as_mesh(made.strategy.axes).items()}
+        assert document(made)["parallelism_config"].items() >= mesh.items()

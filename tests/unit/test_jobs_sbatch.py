@@ -43,11 +43,8 @@ def test_each_host_has_its_own_rank_and_all_have_one_meeting_point(batch):
         assert (each.nnodes, each.nproc_per_node, each.rdzv_backend) == ("2", "8", "static")
         assert (each.master_addr, each.master_port) == ("node1", 20000 + 1234)
         assert each.training_script == "train.py" and each.shutdown_timeout < 120
-        assert each.training_script_args == [
-            "--recipe",
-            TINY,
-            *["--ds_config", "ds_configs/zero3.json", "--output_dir", "outputs/tiny-full-zero3"],
-        ]
+        of_the_job = ["--ds_config", "ds_configs/zero3.json", "--output_dir", "outputs/tiny-full-zero3"]
+        assert each.training_script_args == ["--recipe", TINY, *of_the_job]
     assert "2 hosts of 8 ranks, node1:21234" in output and "start 1" in output
     assert not any("requeue" in call for call in batch.calls)
 
@@ -204,9 +201,8 @@ def test_started_by_hand_it_says_how(tmp_path):
 @pytest.mark.parametrize("recipe, gpus", [(TINY, None), ("recipes/qwen3-8b/full.yaml", "8")])
 def test_what_slurm_is_asked_for(recipe, gpus):
     lines = script(recipe=recipe).splitlines()
-    asked = dict(
-        re.fullmatch(r"#SBATCH --([\w-]+)(?:=(.*))?", line).groups() for line in lines if line.startswith("#SBATCH")
-    )
+    asks = [line for line in lines if line.startswith("#SBATCH")]
+    asked = dict(re.fullmatch(r"#SBATCH --([\w-]+)(?:=(.*))?", line).groups() for line in asks)
     assert asked.pop("gpus-per-node", None) == gpus
     assert asked == {
         "job-name": f"{Path(recipe).parent.name}-full-2x8",

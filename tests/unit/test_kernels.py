@@ -86,9 +86,7 @@ def test_each_virtual_environment_has_its_own_cache(monkeypatch, tmp_path):
     assert os.environ["TORCH_EXTENSIONS_DIR"] == str(kernels.cache())  # for torch, and for the ranks
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "link"))
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
-    assert kernels.cache().resolve().parent == tmp_path / "environment" / "torch_extensions", (
-        "the headers' names differ"
-    )
+    assert kernels.cache().resolve().parent == tmp_path / "environment" / "torch_extensions", "the names differ"
 
 
 def test_the_cpu_is_looked_at_once_whoever_asks_and_however_often(monkeypatch):
@@ -117,9 +115,8 @@ def test_the_ninja_beside_the_interpreter_is_taken_before_a_systems(monkeypatch,
 
 
 def strategy(ds_config: str) -> Strategy:
-    return Strategy(
-        "zero3", ds_config, ds_config, ds_config=json.loads((REPOSITORY / "ds_configs" / ds_config).read_text())
-    )
+    content = json.loads((REPOSITORY / "ds_configs" / ds_config).read_text())
+    return Strategy("zero3", ds_config, ds_config, ds_config=content)
 
 
 @pytest.mark.parametrize("gpu", [True, False])

@@ -2,8 +2,6 @@
 
 import dataclasses
 import inspect
-import subprocess
-import sys
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -47,17 +45,9 @@ def test_a_rule_fires_where_it_is_broken(check, rule, capsys):
 
 
 @pytest.mark.parametrize("ds_config, config, said", [
-    (
-        {"tensor_parallel": {"autotp_size": 4}},
-        {"num_attention_heads": 8, "num_key_value_heads": 2},
-        "num_key_value_heads 2",
-    ),
+    ({"tensor_parallel": {"autotp_size": 4}}, {"num_attention_heads": 8, "num_key_value_heads": 2}, "num_key_value_heads 2"),
     ({"tensor_parallel": {"autotp_size": 2}}, {"intermediate_size": 129}, "intermediate_size 129"),
-    (
-        {"pipeline": {"stages": 8}},
-        {"num_hidden_layers": 6},
-        "num_hidden_layers 6 (llama) does not go over a pipeline size of 8",
-    ),
+    ({"pipeline": {"stages": 8}}, {"num_hidden_layers": 6}, "num_hidden_layers 6 (llama) does not go over a pipeline size of 8"),
     ({"pipeline": {"stages": 2, "virtual_stages": 4}}, {"num_hidden_layers": 6}, "pipeline size of 8"),
 ])  # fmt: skip
 def test_a_model_that_an_axis_cannot_divide(check, ds_config, config, said):
@@ -67,15 +57,10 @@ def test_a_model_that_an_axis_cannot_divide(check, ds_config, config, said):
     assert any(said in finding.problem for finding in report.findings)
 
 
-@pytest.mark.parametrize("rule", EXAMPLES)
-def test_its_mended_neighbour_is_silent(check, rule):
-    clean = {
-        "ds.json": ZERO3,
-        "r.yaml": recipe(),
-        "hosts": "# two\n\nnode1\tslots=8\nnode2 slots=8\n",
-        ".deepspeed_env": "A=b=c\n",
-    }
-    assert rule not in names(check(clean | {"a.yaml": DDP}))
+def test_their_mended_neighbours_are_silent(check):
+    hosts = "# two\n\nnode1\tslots=8\nnode2 slots=8\n"
+    clean = {"ds.json": ZERO3, "r.yaml": recipe(), "hosts": hosts, ".deepspeed_env": "A=b=c\n", "a.yaml": DDP}
+    assert names(check(clean)) == set()
 
 
 def test_every_rule_is_described():
@@ -107,13 +92,6 @@ def test_in_a_project_of_ones_own_it_is_its_files(check, tmp_path):
     (tmp_path / "hostfiles" / "mine").write_text("node1: slots=8\n")
     assert "hostfiles/mine" in project_files() and "hostfiles/2x8" not in project_files()
     assert "hostfile-colon" in names(check({}, named=[]))
-
-
-def test_nothing_heavy_is_imported():
-    code = "import sys; from brigade.__main__ import main; main(['lint']); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert not {"torch", "transformers", "deepspeed", "accelerate", "datasets", "numpy"} & set(done.stdout.split())
 
 
 def test_the_page_of_rules_is_up_to_date():
@@ -246,12 +224,8 @@ def test_experts_over_ranks_divide(check, config, found):
 
 def test_experts_are_divided_by_expert_parallelism_and_not_by_tensor_parallelism_alone(check):
     def under(config, mesh):
-        mine = {f"parallelism_config_{axis}_size": size for axis, size in mesh.items()}
-        files = {
-            "r.yaml": recipe(cluster={"accelerate_config": fsdp(mine) | {"num_processes": 8}}),
-            "config.json": config,
-        }
-        return names(check(files, ["r.yaml"]))
+        mine = fsdp({f"parallelism_config_{axis}_size": size for axis, size in mesh.items()}) | {"num_processes": 8}
+        return names(check({"r.yaml": recipe(cluster={"accelerate_config": mine}), "config.json": config}, ["r.yaml"]))
 
     both = {"dp_shard": 4, "tp": 2}
     for key in EXPERTS:
@@ -290,11 +264,8 @@ def test_parts_of_a_divided_matrix_that_fsdp2_cannot_shard(check):
     shape = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288}
     for shards, found in ((3, ["recipe-sizes"]), (4, [])):
         mesh = fsdp({"parallelism_config_dp_shard_size": shards, "parallelism_config_tp_size": 2})
-        files = {
-            "r.yaml": recipe(cluster={"accelerate_config": mesh | {"num_processes": 2 * shards}}),
-            "config.json": shape,
-        }
-        report = check(files, ["r.yaml"])
+        mine = {"accelerate_config": mesh | {"num_processes": 2 * shards}}
+        report = check({"r.yaml": recipe(cluster=mine), "config.json": shape}, ["r.yaml"])
         said = [finding for finding in report.findings if finding.rule == "recipe-sizes"]
         assert [finding.rule for finding in said] == found
         assert not said or ("evenly over 3 ranks" in said[0].problem and "ZeRO" in said[0].cure)
@@ -357,17 +328,11 @@ def test_a_run_refuses_a_key_that_stands_twice(check, load, mistake, name, text)
 
 
 def test_a_pipelines_schedule_is_known_and_noted(check):
-    mesh = {
-        f"parallelism_config_{key}": value
-        for key, value in {"tp_size": 2, "pp_size": 2, "pp_virtual_stages": 2, "pp_schedule": "interleaved1f1b"}.items()
-    }
+    ours = {"pp_size": 2, "pp_virtual_stages": 2, "pp_schedule": "interleaved1f1b"}
+    mesh = {f"parallelism_config_{key}": value for key, value in {"tp_size": 2, **ours}.items()}
     found = check({"a.yaml": DDP | {"num_machines": 1, "parallelism_config": mesh}})
     assert names(found) == {"accelerate-own-key"}
-    assert {one.at.rpartition("_config_")[2] for one in found.findings} == {
-        "pp_size",
-        "pp_virtual_stages",
-        "pp_schedule",
-    }
+    assert {one.at.rpartition("_config_")[2] for one in found.findings} == set(ours)
 
 
 def test_accelerates_keys_are_those_of_the_installed_accelerate():
@@ -383,11 +348,8 @@ def test_accelerates_keys_are_those_of_the_installed_accelerate():
     options = set(vars(launch.launch_command_parser().parse_args(["x.py"])))
     for section, prefix in (("fsdp_config", "fsdp_"), ("parallelism_config", "parallelism_config_")):
         assert set(known[section]) == {key for key in options if key.startswith(prefix)}, section
-    zero_words = ("deepspeed_", "zero", "offload_", "gradient_")
-    made_by_the_launcher = {"deepspeed_fields_from_accelerate_config"}
-    assert (
-        set(known["deepspeed_config"]) == {key for key in options if key.startswith(zero_words)} - made_by_the_launcher
-    )
+    of_zero = {key for key in options if key.startswith(("deepspeed_", "zero", "offload_", "gradient_"))}
+    assert set(known["deepspeed_config"]) == of_zero - {"deepspeed_fields_from_accelerate_config"}  # the launcher's
     gone = {key for key, new in ARGUMENT_KEY_MAPPING.items() if isinstance(new, ConversionStatus)}
     assert set(known["fsdp1_only"]) == gone | {"fsdp_sharding_strategy"}
     assert version("accelerate").startswith("1.15")  # as the file says

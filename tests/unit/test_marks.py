@@ -87,11 +87,8 @@ def test_thoughts_that_the_official_template_hides_are_learned_where_the_prompt_
 
 
 def test_a_row_that_contradicts_its_prompt_is_refused(machine):
-    for name, variables in (
-        ("gemma4", {}),
-        ("qwen3", {"enable_thinking": False}),
-        ("nemotron3", {"enable_thinking": False}),
-    ):
+    without_thoughts = {"enable_thinking": False}
+    for name, variables in (("gemma4", {}), ("qwen3", without_thoughts), ("nemotron3", without_thoughts)):
         found = encoded(
             machine(name), user("q"), assistant("x", reasoning_content="Hm."), chat_template_kwargs=variables
         )
@@ -116,12 +113,8 @@ PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 OWN = "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
 NO_END = "{% generation %}{{ m.content }}{% endgeneration %}"
 HEADER = "{% generation %}" + TURN + "{{ m.content }}<|im_end|>{% endgeneration %}"
-ALL = (
-    "{% for m in messages %}{% generation %}"
-    + TURN
-    + "{{ m.content }}<|im_end|>\n{% endgeneration %}{% endfor %}"
-    + PROMPT
-)
+ALL = "{% for m in messages %}{% generation %}" + TURN
+ALL += "{{ m.content }}<|im_end|>\n{% endgeneration %}{% endfor %}" + PROMPT
 BEHIND = HEAD + OWN + ELSE
 CHAT = {"role": "system", "content": "s"}, user("q"), assistant("x")
 

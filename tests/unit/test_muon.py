@@ -85,10 +85,9 @@ def test_each_expert_is_a_matrix():
 def test_embeddings_head_and_vectors_are_left_to_adamw(tied):
     model = model_of("qwen3_moe", tie_word_embeddings=tied)
     found = matrices_of(model)
-    assert {name.rpartition("layers.0.")[2] for name in found if ".0." in name} == {
-        *(f"self_attn.{name}_proj.weight" for name in "qkvo"),
-        *("mlp.gate.weight", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
-    }
+    wanted = {f"self_attn.{name}_proj.weight" for name in "qkvo"}
+    wanted |= {"mlp.gate.weight", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"}
+    assert {name.rpartition("layers.0.")[2] for name in found if ".0." in name} == wanted
     assert all(name.startswith("model.layers.") for name in found)
 
 

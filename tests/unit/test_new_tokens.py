@@ -29,9 +29,8 @@ ROWS = ["--use_peft", "--trainable_token_indices", "<call>,</call>,<|tool|>"]
 
 
 @pytest.fixture
-def settings_of(folder, tmp_path, monkeypatch):
+def settings_of(folder, own_cache):
     """settings_of("llama", *words): of a model of 4096 tokens, as many as its tokenizer has."""
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
 
     def settings(model, *words):
         return flags.load(
@@ -186,10 +185,8 @@ def test_what_a_vocabulary_has_however_it_is_spelled_there(small, kind, taken, r
 def test_a_token_that_is_there_stays_what_it_is(settings_of, folder):
     tokenizer, ids = read_tokenizer(settings_of("llama", "--add_tokens", "<|im_end|>"), str(folder / "llama"))
     assert not ids and tokenizer.decode(tokenizer("a<|im_end|>")["input_ids"], skip_special_tokens=True) == "a"
-    assert (
-        tokenizer("the then")["input_ids"]
-        == read_tokenizer(settings_of("llama"), str(folder / "llama"))[0]("the then")["input_ids"]
-    )
+    again = read_tokenizer(settings_of("llama"), str(folder / "llama"))[0]
+    assert tokenizer("the then")["input_ids"] == again("the then")["input_ids"]
 
 
 def test_the_recipes_own_tokens_are_meant_in_all_roles(settings_of, folder):
@@ -203,10 +200,8 @@ def test_the_recipes_own_tokens_are_meant_in_all_roles(settings_of, folder):
     assert not found.bad and found.tokens.tolist().count(number) == 2
     assert found.tokens.tolist().count(tokenizer.convert_tokens_to_ids("<|im_end|>")) == 2
     assert found.samples["plain"].tolist() == [1] and found.samples["control"].tolist() == [0]
-    chat = [
-        {"role": role, "content": f"<|tool|>{role}<|tool|>"}
-        for role in ("system", "user", "assistant", "tool", "assistant")
-    ]
+    roles = ("system", "user", "assistant", "tool", "assistant")
+    chat = [{"role": role, "content": f"<|tool|>{role}<|tool|>"} for role in roles]
     chat[2]["tool_calls"] = [{"function": {"name": "f", "arguments": {"x": "<|tool|>"}}}]
     qwen = settings_of("llama", "--chat_template", "qwen3", "--add_special_tokens", "<|tool|>,<tool_response>")
     tokenizer, _ = read_tokenizer(qwen, str(folder / "llama"))
@@ -256,7 +251,6 @@ def test_plan_counts_the_rows(tmp_path):
     (tmp_path / "config.json").write_bytes((REPOSITORY / "recipes/qwen3-8b/config.json").read_bytes())
     recipe["model"]["add_tokens"] = ["<call>", "</call>"]
     (tmp_path / "grown.yaml").write_text(yaml.safe_dump(recipe))
-    plain, grown = (
-        job_of(flags.load(["--recipe", str(tmp_path / name)])).shape for name in ("full.yaml", "grown.yaml")
-    )
+    jobs = (job_of(flags.load(["--recipe", str(tmp_path / name)])) for name in ("full.yaml", "grown.yaml"))
+    plain, grown = (job.shape for job in jobs)
     assert (plain.vocab, grown.vocab) == (151936, 152000) and grown.parameters - plain.parameters == 2 * 64 * 4096

@@ -205,9 +205,8 @@ def alone(model, given):
         for ids, labels in zip(np.split(sequence["input_ids"], ends), np.split(sequence["labels"], ends), strict=True):
             if (own := labels[1:] != IGNORED).any():
                 logits = model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0, :-1].log_softmax(-1)
-                found.append(
-                    float(logits[torch.arange(len(ids) - 1), torch.from_numpy(ids[1:].astype(np.int64))][own].sum())
-                )
+                targets = torch.from_numpy(ids[1:].astype(np.int64))
+                found.append(float(logits[torch.arange(len(ids) - 1), targets][own].sum()))
     return torch.tensor(found)
 
 
@@ -234,10 +233,8 @@ def test_parts_of_divided_sequences_add_up(model):
     given = sequences()
     losses = -torch.arange(1.0, 200.0)
     whole = Collate(PAD, Layout(True, True, True, multiple=4, rows=PAIRS))((given, 4))
-    parts = [
-        DividedSequences(PAD, Layout(True, True, True, 2, False, False, PAIRS), number=n, of=2)((given, 4))
-        for n in (0, 1)
-    ]
+    layout = Layout(True, True, True, 2, False, False, PAIRS)
+    parts = [DividedSequences(PAD, layout, number=n, of=2)((given, 4)) for n in (0, 1)]
     # Each target's loss is made of its place among all targets.
     found, begin = 0, 0
     for part in parts:
@@ -322,6 +319,5 @@ def test_weights_that_lack_more_than_the_head_are_refused(model, tmp_path, mista
     model.save_pretrained(tmp_path)
     state = {name: value for name, value in model.state_dict().items() if "embed_tokens" not in name}
     save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    assert "embed_tokens" in mistake(
-        lambda: scores.loading(str(tmp_path), LlamaConfig.from_pretrained(tmp_path), "here")
-    )
+    config = LlamaConfig.from_pretrained(tmp_path)
+    assert "embed_tokens" in mistake(lambda: scores.loading(str(tmp_path), config, "here"))

@@ -25,16 +25,6 @@ from brigade.train.model import attention, packed_samples, sample_by_sample
 from brigade.train.step.trainer import NOT_FOR_MODELS
 from brigade.train.upstream.stateful_layers import recompute_within
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """These products are too small to share."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 WINDOW = 4  # tokens that a sliding layer sees; most samples are longer
 SHAPE = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": None,
@@ -67,7 +57,7 @@ FAMILIES = {
 STATEFUL = {"qwen3_5_text", "lfm2", "falcon_h1", "mamba"}
 ONLY_EAGER = {"gpt_oss", "mamba"}  # SDPA has no sinks, and Mamba no attention
 CASES = [
-    pytest.param(family, how)
+    (family, how)
     for family in FAMILIES
     for how in ("eager", "sdpa", attention.VARLEN)
     if how == "eager" or (family not in ONLY_EAGER and (family, how) != ("llama4_text", attention.VARLEN))
@@ -147,10 +137,8 @@ def compute_loss(model, inputs, tokens):
     """The loss of Brigade's own Trainer, on one rank."""
     from brigade.train.step.trainer import Trainer
 
-    engine = SimpleNamespace(averaged_over=1)
-    trainer = SimpleNamespace(
-        engine=engine, model=model, options={}, router_loss=None, preferences=None, distillation=None
-    )
+    none = dict.fromkeys(("router_loss", "preferences", "distillation"))
+    trainer = SimpleNamespace(engine=SimpleNamespace(averaged_over=1), model=model, options={}, **none)
     trainer.sample_boundaries = sample_boundaries(model)
     trainer.outputs = partial(Trainer.outputs, trainer)  # type: ignore[arg-type]
     return Trainer.compute_loss(trainer, model, inputs, num_items_in_batch=tokens)  # type: ignore[arg-type]
@@ -187,25 +175,17 @@ def packed_rows(some, packed=PACKED):
 
 
 def prove(
-    family,
-    how,
-    padding_free,
-    dtype=torch.float64,
-    tolerance=1e-5,
-    multiple=1,
-    spoil=lambda batch: None,
-    some=None,
-    packed=PACKED,
-    expected=None,
+    family, how, padding_free, dtype=torch.float64, tolerance=1e-5, multiple=1, spoil=None, some=None, packed=PACKED
 ):
     """Packed rows give each sample the logits that it has alone, and all together their loss and gradients."""
+    logits, loss, their_gradients = alone(family, some) if some else reference(family)
     some = some or samples()
-    logits, loss, their_gradients = expected or reference(family)
     model = model_of(family, how, dtype)
     collate = Collate(0, Layout(padding_free, True, how in attention.NEEDS_CUMULATIVE_LENGTHS, multiple))
     batch = collate((packed_rows(some, packed), None))
     batch.pop(ABOUT)
-    spoil(batch)
+    if spoil:
+        spoil(batch)
     inputs = {key: value for key, value in batch.items() if key not in ("labels", "shift_labels", "logits_to_keep")}
     model.zero_grad()
     if sample_boundaries(model) == packed_samples.MASKS and "attention_mask" not in inputs:
@@ -259,7 +239,7 @@ def test_whatever_their_lengths(lengths, padding_free, how):
     numbers = itertools.count()
     packed = [[next(numbers) for _ in members] for members in lengths]
     some = samples(list(itertools.chain(*lengths)))
-    prove("gemma3_text", how, padding_free, some=some, packed=packed, expected=alone("gemma3_text", some))
+    prove("gemma3_text", how, padding_free, some=some, packed=packed)
 
 
 # What the proof has to catch, or it proves nothing.
@@ -269,17 +249,13 @@ def without_restart(batch):
         batch.pop(key)
 
 
-def with_cache(batch):
-    batch["use_cache"] = True
-
-
 def with_mask(batch):
     batch["attention_mask"] = torch.ones_like(batch["input_ids"])
     for key in [key for key in batch if key.startswith(("cu_seq", "max_length"))]:
         batch.pop(key)
 
 
-@pytest.mark.parametrize("family, how", [case.values for case in CASES])
+@every_case
 @both_layouts
 def test_samples_that_see_each_other_are_caught(family, how, padding_free):
     for spoil in (without_restart, with_mask):
@@ -292,7 +268,7 @@ def test_samples_that_see_each_other_are_caught(family, how, padding_free):
 def test_a_cache_lets_samples_see_each_other(how, padding_free):
     """Why the Trainer switches it off: Transformers looks for packed samples only without one."""
     with pytest.raises(AssertionError, match="logits of sample"):
-        prove("llama", how, padding_free, spoil=with_cache)
+        prove("llama", how, padding_free, spoil=lambda batch: batch.update(use_cache=True))
 
 
 @pytest.mark.parametrize("how", ["eager", "sdpa", attention.VARLEN])
@@ -302,16 +278,14 @@ def test_cumulative_lengths_alone_isolate_varlen_only(how):
     def count_on(batch):
         batch["position_ids"] = torch.arange(batch["input_ids"].shape[1])[None]
 
-    if how == attention.VARLEN:
+    others_see = pytest.raises(AssertionError, match="logits of sample")
+    with contextlib.nullcontext() if how == attention.VARLEN else others_see:
         prove("llama", how, True, spoil=count_on)
-    else:
-        with pytest.raises(AssertionError, match="logits of sample"):
-            prove("llama", how, True, spoil=count_on)
 
 
 # ---- without packing: the same inputs end to end, and padded ------------------------------------------------------
 @both_layouts
-@pytest.mark.parametrize("family, how", [case.values for case in CASES])
+@every_case
 def test_a_micro_batch_of_single_samples(family, how, padding_free):
     some = samples()
     _, loss, theirs = reference(family)
@@ -323,9 +297,7 @@ def test_a_micro_batch_of_single_samples(family, how, padding_free):
     model.zero_grad()
     ours = compute_loss(model, batch, supervised(some))
     ours.backward()
-    assert this_process.forward_pass.end_to_end is None, (
-        "what is said of this batch would be believed of the next model's"
-    )
+    assert this_process.forward_pass.end_to_end is None, "else the next model would believe what is said of this batch"
     close(ours.detach(), torch.tensor(loss, dtype=torch.float64), 1e-5, "loss")
     for name, gradient in gradients(model).items():
         close(gradient, theirs[name], tolerance(family, torch.float32), f"gradient of {name}")

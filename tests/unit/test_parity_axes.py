@@ -60,11 +60,7 @@ def test_a_row_shows_the_largest_differences_of_its_cases():
 
 def test_the_list_of_what_is_refused_has_every_reason_about_an_axis():
     shown = parity_axes.refused()
-    for said in (
-        "leaves DoRA's magnitudes whole",
-        "AutoEP does not run",
-        "ring attention",
-    ):
+    for said in ("leaves DoRA's magnitudes whole", "AutoEP does not run", "ring attention"):
         assert said in shown
     assert "{" not in shown
     assert "| pipeline | ZeRO-2, ZeRO-3, FSDP2 or HSDP |" in shown and "both bf16 and fp16" not in shown

@@ -205,10 +205,7 @@ def by_torch(axes, micro_batches):
 
 
 def test_a_rank_idles_where_it_does_not_compute():
-    lines = [
-        [(0, "F", 0, 1.0, 2.0), (0, "B", 0, 4.0, 6.0)],
-        [(1, "F", 0, 2.0, 3.0), (1, "B", 0, 3.0, 4.0)],
-    ]
+    lines = [[(0, "F", 0, 1.0, 2.0), (0, "B", 0, 4.0, 6.0)], [(1, "F", 0, 2.0, 3.0), (1, "B", 0, 3.0, 4.0)]]
     assert bubble_lines.step_seconds(lines) == 5
     assert bubble_lines.idle(lines) == [pytest.approx(2 / 5), pytest.approx(3 / 5)]
     assert bubble_lines.idle_between(lines) == [pytest.approx(2 / 5), 0]

@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import yaml
@@ -18,8 +17,8 @@ from brigade.plan.costs.estimate import intervals
 from brigade.plan.costs.step_time import step_time
 from brigade.plan.shape.find import described, named_shape
 from brigade.train.model.tiny import shrink
+from testing.ranks import REPOSITORY as ROOT
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 SLOW = Cluster("H100 80GB", 8, 2, "10 GbE")
 
@@ -137,12 +136,8 @@ def test_what_is_expected_is_the_formula_s_and_lies_within_its_interval():
 
 def test_what_nvidia_smi_will_show_is_said_with_its_interval(plan):
     _, said = plan("qwen3-8b", "--gpu", "H100 80GB", "--hostfile", "hostfiles/1x8")
-    shown, low, high = map(
-        float,
-        re.search(
-            r"nvidia-smi shows ([\d.]+) of 79.1 GiB in use \(80 % interval: ([\d.]+) to ([\d.]+)\)", said
-        ).groups(),
-    )
+    told = r"nvidia-smi shows ([\d.]+) of 79.1 GiB in use \(80 % interval: ([\d.]+) to ([\d.]+)\)"
+    shown, low, high = map(float, re.search(told, said).groups())
     assert low < shown <= high <= 80
 
 
@@ -180,23 +175,15 @@ def test_hosts_of_unequal_slots_are_planned(plan, tmp_path):
     assert code == 0 and "12 GPUs on 2 hosts, H100 80GB" in text and not re.search(r"HSDP|hpZ|[TSPE]P \d", text)
     slow = ["llama-3.1-8b", "--gpu", "H100", "--hostfile", tmp_path / "hosts", "--network", "10 GbE"]
     assert "\nMore is not faster: on 1 host with 8 GPUs" in plan(*slow)[1]  # the larger one alone
-    assert (
-        "sizes of this cluster by what is expected of each: 1 host with 8 GPUs" in plan(*slow, "--goal", "fastest")[1]
-    )
+    _, text = plan(*slow, "--goal", "fastest")
+    assert "sizes of this cluster by what is expected of each: 1 host with 8 GPUs" in text
 
 
 def test_positions_and_towers_are_warned_of(plan, tmp_path):
     code, text = plan("qwen3-8b", "--gpu", "H200", "--max_length", 65536, "--method", "lora")
     assert code == 0 and "more than the 40,960 positions of qwen3-8b" in text
-    config = {
-        "model_type": "gpt2",
-        "n_embd": 768,
-        "n_layer": 12,
-        "n_head": 12,
-        "vocab_size": 50257,
-        "n_positions": 1024,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
+    (tmp_path / "config.json").write_text(json.dumps(gpt2))
     code, text = plan(tmp_path, "--gpu", "H200", "--max_length", 2048)  # learned positions are what they are
     assert code == 2 and "more than the 1,024 positions" in text and "give at most 1024" in text
     code, text = plan("gemma-3-4b-it", "--gpu", "H200")
@@ -254,17 +241,15 @@ def test_hosts_that_may_not_hold_what_is_offloaded_are_said_to(plan):
 
 def test_where_experts_lie_on_several_ranks_it_says_what_no_interval_has(plan):
     words = ["qwen3-30b-a3b", "--gpu", "H200", "--hostfile", "hostfiles/2x8", "--strategy"]
-    said = {
-        name: "more tokens for its experts than its share" in plan(*words, name)[1] for name in ("fsdp2", "ep_fsdp2")
-    }
+    more = "more tokens for its experts than its share"
+    said = {name: more in plan(*words, name)[1] for name in ("fsdp2", "ep_fsdp2")}
     assert said == {"fsdp2": False, "ep_fsdp2": True}
 
 
 def test_memory_of_what_is_offloaded_is_unseen(plan):
     words = ["llama-3.1-8b", "--gpu", "RTX 4090", "--hostfile", "hostfiles/1x8", "--strategy"]
-    assert (
-        "memory unseen: fewer than five sources have published such runs (offload)" in plan(*words, "zero3_offload")[1]
-    )
+    _, text = plan(*words, "zero3_offload")
+    assert "memory unseen: fewer than five sources have published such runs (offload)" in text
     assert "memory unseen" not in plan(*words, "zero3")[1]
 
 
@@ -278,9 +263,8 @@ def test_a_width_that_is_told_is_kept_in_a_pipe_too(plan, monkeypatch):
 def test_what_does_not_fit_has_no_speed_and_no_price(plan):
     plans = json.loads(plan("llama-3.1-405b", "--gpu", "4090", "--json")[1])["plans"]
     assert plans and not any(one["fits"] for one in plans)
-    assert {
-        one[key] for one in plans for key in ("tokens_per_second_per_gpu", "usd_per_billion_tokens", "seconds")
-    } == {None}
+    figures = ("tokens_per_second_per_gpu", "usd_per_billion_tokens", "seconds")
+    assert {one[key] for one in plans for key in figures} == {None}
 
 
 def test_adapters_are_named_where_all_weights_need_offload(plan):

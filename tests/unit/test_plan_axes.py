@@ -5,7 +5,6 @@ import re
 import shlex
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 import yaml
@@ -25,8 +24,8 @@ from brigade.plan.output.answer import speed_of
 from brigade.plan.shape.find import named_shape
 from brigade.train.strategy import refusal
 from brigade.train.strategy.axes import NAMES
+from testing.ranks import REPOSITORY as ROOT
 
-ROOT = Path(__file__).parents[2]
 LLAMA, TIED, MOE = (named_shape(str(ROOT / "recipes" / name)) for name in ("llama-3.1-8b", "qwen3-4b", "qwen3-30b-a3b"))
 H100 = Cluster("H100 80GB", 8, 2)
 
@@ -58,9 +57,8 @@ def test_a_plan_never_proposes_what_is_refused(method, model, length, batch):
     assert ranked
     for candidate in ranked:
         axes = dict.fromkeys(candidate.estimate.job.axes.used, True)
-        assert refusal(method=method, kind=candidate.choice.kind, optim="adamw_torch_fused", **axes) is None, (
-            candidate.name
-        )
+        refused = refusal(method=method, kind=candidate.choice.kind, optim="adamw_torch_fused", **axes)
+        assert refused is None, candidate.name
 
 
 def test_every_kind_of_strategy_has_the_name_that_train_py_gives_it():

@@ -38,9 +38,8 @@ def test_the_second_line_can_be_typed_and_leads_to_the_launch(plan, tmp_path):
     assert code == 0 and text.splitlines()[1] == (
         f"Start: python -m brigade launch {tmp_path}/full.yaml --hostfile hostfiles/1x8"
     )
-    code, text = plan(
-        *WORDS[:1], "--gpu", "H200", "--method", "lora", "--lora_r", "8", "--write", tmp_path / "one.yaml"
-    )
+    one = ["--method", "lora", "--lora_r", "8", "--write", tmp_path / "one.yaml"]
+    code, text = plan("llama-3.1-8b", "--gpu", "H200", *one)
     assert code == 0 and text.splitlines()[1] == f"Start: python train.py --recipe {tmp_path}/one.yaml"
     words = shlex.split(plan(*WORDS, "--max_length", 2048, "--strategy", "fsdp2", "zero3")[1].splitlines()[1])
     assert words[:5] == ["Write", "it:", "python", "-m", "brigade"]
@@ -73,9 +72,8 @@ def test_what_does_not_fit_is_not_shown_on_a_card_that_is_smaller(plan):
 
 def test_hours_and_money_are_on_the_first_line_where_they_are_asked_for(plan):
     first = plan(*WORDS, "--tokens", "5e9", "--price", "2")[1].splitlines()[0]
-    assert re.search(
-        r"; 5 billion tokens in [\d.]+ hours \([\d.]+ to [\d.]+\), [\d,]+ USD \([\d,]+ to [\d,]+\)\.$", first
-    )
+    between = r"\([\d,.]+ to [\d,.]+\)"
+    assert re.search(rf"; 5 billion tokens in [\d.]+ hours {between}, [\d,]+ USD {between}\.$", first)
     first = plan(*WORDS, "--tokens", "5e9", "--deadline", "1")[1].splitlines()[0]
     assert first.startswith("Fits, but is not sure to keep the deadline of 1 h: ")
 

@@ -108,9 +108,8 @@ def test_states_are_divided_as_the_strategy_divides(engine, stage, ranks):
 
 def test_the_peak_of_a_large_tower_counts(in_the_repository):
     shape, images = described_with_images(*named_config("gemma-3-4b-it"), Asked(8, None), ())
-    lora = Job(
-        shape, 4096, method="lora", trained=10**7, engine="ddp", checkpointing="full", loss="fused", images=images
-    )
+    how = {"method": "lora", "trained": 10**7, "engine": "ddp", "checkpointing": "full", "loss": "fused"}
+    lora = Job(shape, 4096, images=images, **how)
     texts = replace(lora, images=None)
     assert estimate(lora).memory.allocated > estimate(texts).memory.allocated
     assert estimate(lora).time.images > 0 and estimate(texts).time.images == 0

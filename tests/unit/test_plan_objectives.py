@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import yaml
@@ -24,8 +23,8 @@ from brigade.train.recipe import flags
 from brigade.train.recipe.batch import batch_arithmetic
 from brigade.train.recipe.objectives import DISTILL, OBJECTIVES
 from brigade.train.strategy import Strategy
+from testing.ranks import REPOSITORY as ROOT
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 SHAPE, SMALL = (named_shape(str(ROOT / "recipes" / name)) for name in ("qwen3-8b", "qwen3-0.6b"))
 CONFIG = json.loads((ROOT / "recipes" / "qwen3-4b" / "config.json").read_text())
@@ -69,9 +68,8 @@ def test_a_teacher_is_a_second_model_with_its_own_size():
 
 
 def test_a_teacher_stands_with_the_last_stage_of_a_pipeline():
-    stages = replace(
-        of_recipe("--objective", "distill", "--teacher", str(ROOT / "recipes/qwen3-8b")), pipeline=2, data=1
-    )
+    distilled = of_recipe("--objective", "distill", "--teacher", str(ROOT / "recipes/qwen3-8b"))
+    stages = replace(distilled, pipeline=2, data=1)
     assert {each.reference for each in moments(stages)} == {0.0, 2 * SHAPE.parameters}
 
 
@@ -130,10 +128,8 @@ def test_the_loss_is_not_ligers():
 
 # ---- time ------------------------------------------------------------------------------------------------------------
 def looks(objective, adapters, **changes):
-    found = job(
-        comparison=replace(usual_comparison(objective, adapters), **changes),
-        **({"method": "lora", "trained": 10**7} if adapters else {}),
-    )
+    method = {"method": "lora", "trained": 10**7} if adapters else {}
+    found = job(comparison=replace(usual_comparison(objective, adapters), **changes), **method)
     return sum(times for _, times in looks_of_a_step(found)), sum(times for _, times in looks_before_training(found))
 
 

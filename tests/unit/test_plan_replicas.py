@@ -5,7 +5,6 @@ import math
 import re
 import shlex
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,8 +22,8 @@ from brigade.plan.shape.find import named_shape
 from brigade.train.local import peers
 from brigade.train.local.local_steps import OVERLAP
 from brigade.train.recipe import flags
+from testing.ranks import REPOSITORY as ROOT
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 TINY = named_shape(str(ROOT / "recipes" / "tiny"))
 LORA = "recipes/llama-3.1-8b/lora.yaml"
@@ -32,16 +31,8 @@ SLOW = ["--hostfile", "hostfiles/2x8", "--network", "1 Gb/s"]
 
 
 def job(count=2, ranks=1, node_size=1, engine="ddp", **replicas):
-    return Job(
-        TINY,
-        128,
-        4,
-        engine=engine,
-        data=ranks,
-        node_size=node_size,
-        link="0.2 Gb/s",
-        replicas=Replicas(count, **replicas),
-    )
+    each = {"engine": engine, "data": ranks, "node_size": node_size}
+    return Job(TINY, 128, 4, link="0.2 Gb/s", replicas=Replicas(count, **replicas), **each)
 
 
 # ---- a round ---------------------------------------------------------------------------------------------------------

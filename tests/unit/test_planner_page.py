@@ -64,12 +64,9 @@ def test_nothing_is_fitted_to_strangers():
 
 def test_a_stranger_is_held_where_the_others_interval_holds_it(monkeypatch):
     job = table.expressed(ROW).job
-    near, far, other = (
-        planner_rows.Run(
-            ROW | {"id": name, "set": name, "mfu_pct": "40", "mem_kind": "max_allocated"}, job, 20.0, 1000.0
-        )
-        for name in ("near", "far", "other")
-    )
+    measured = ROW | {"mfu_pct": "40", "mem_kind": "max_allocated"}
+    rows = [measured | {"id": name, "set": name} for name in ("near", "far", "other")]
+    near, far, other = (planner_rows.Run(row, job, 20.0, 1000.0) for row in rows)
     group = planner_intervals.Group([(near, 1.0), (far, 2.0), (other, 1.0)], (0.8, 1.2), [True, False, True], 3, 0.7)
     monkeypatch.setattr(strangers, "strangers", lambda: [near, far])
     monkeypatch.setattr(strangers, "groups", lambda what: {"all": group})
@@ -103,9 +100,8 @@ def test_intervals_hold_sources_left_out_and_are_no_wider_than_that_needs():
 
 def test_a_baseline_of_three_formulas_is_worse_than_the_planner():
     for what in ("memory", "device", "time"):
-        runs = [
-            run for run, _ in baseline.group(what).rows if run.name in {one.name for one in planner_rows.strangers()}
-        ]
+        strange = {run.name for run in planner_rows.strangers()}
+        runs = [run for run, _ in baseline.group(what).rows if run.name in strange]
         ours, theirs = (
             statistics.median(abs((of.speed_error(run) if what == "time" else of.memory_error(run)) - 1) for run in runs)
             for of in (SimpleNamespace(speed_error=lambda run: planner_rows.speed_error(run, {}),

@@ -73,12 +73,8 @@ def test_every_strategy_has_its_engine(job, strategy, wanted):
 
 
 def test_the_shipped_ds_configs_are_known(job):
-    offloads = {
-        "zero2_offload": "optimizer",
-        "zero3_offload": "optimizer",
-        "zero3_offload_param": "all",
-        "zero3_nvme": "nvme",
-    }
+    offloads = dict.fromkeys(("zero2_offload", "zero3_offload"), "optimizer")
+    offloads |= {"zero3_offload_param": "all", "zero3_nvme": "nvme"}
     for path in shipped("ds_configs/*.json"):
         config = json.loads(path.read_text())
         stage = config["zero_optimization"]["stage"]
@@ -195,15 +191,12 @@ def test_it_fits_and_the_next_does_not(load):
     micro, why = job_of_recipe.largest_fit(
         recipe, SINGLE, batch, job_of_recipe.counting(SINGLE, 1, 1, CONFIG, device, "")
     )
-    safe = {
-        m: estimate(
-            job_of_run.job_of_run(
-                recipe, SINGLE, replace(batch, micro=m, accumulation=64 // m), 1, 1, CONFIG, "H100 80GB"
-            )
-        ).fits
-        for m in (1, 2, 4, 8)
-    }
-    assert 1 <= micro < 8 and safe[micro] and not safe[2 * micro] and "of 79 GiB" in why
+
+    def fits(m):
+        of_it = replace(batch, micro=m, accumulation=64 // m)
+        return estimate(job_of_run.job_of_run(recipe, SINGLE, of_it, 1, 1, CONFIG, "H100 80GB")).fits
+
+    assert 1 <= micro < 8 and fits(micro) and not fits(2 * micro) and "of 79 GiB" in why
 
 
 @pytest.mark.parametrize("record, micro", [
@@ -254,10 +247,9 @@ def test_a_job_of_a_model_that_was_counted_in_its_code_survives_run_yaml(job):
 
 
 def test_a_record_of_another_version(mistake):
-    assert "run.yaml: run.prediction.job" in mistake(
-        calibrate.job_of_record, {"shape": {"speed": 3}}, "run.yaml: run.prediction.job"
-    )
-    assert "no configuration" in mistake(calibrate.job_of_record, ["shape"], "run.yaml: run.prediction.job")
+    place = "run.yaml: run.prediction.job"
+    assert place in mistake(calibrate.job_of_record, {"shape": {"speed": 3}}, place)
+    assert "no configuration" in mistake(calibrate.job_of_record, ["shape"], place)
 
 
 # ---- what is told ------------------------------------------------------------------------------------------------
@@ -270,9 +262,8 @@ def told(memory=41.2, seconds=2.31, data=0.0, predicted=PREDICTED, reason=""):
 
 
 def test_one_line_where_it_came_as_predicted():
-    assert told() == [
-        f"after 10 steps: 41.2 GiB allocated at most (estimated 39.8, 80 % interval 36.0 to 44.0), {TIME}"
-    ]
+    memory = "41.2 GiB allocated at most (estimated 39.8, 80 % interval 36.0 to 44.0)"
+    assert told() == [f"after 10 steps: {memory}, {TIME}"]
 
 
 @pytest.mark.parametrize("figures, words", [

@@ -26,12 +26,11 @@ def tokenizer():
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch, tokenizer):
+def home(tmp_path, own_cache, tokenizer):
     """A directory with 40 chats, four held out, a recipe, a tokenizer, and a cache of its own."""
     for name, count in (("train", 40), ("held", 4)):
         write(tmp_path / f"{name}.jsonl", count)
     (tmp_path / "sitecustomize.py").write_text(SLOW)
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
     files = {"train_file": str(tmp_path / "train.jsonl"), "validation_file": str(tmp_path / "held.jsonl")}
     recipe = {
         "model": {"model_name_or_path": "recipes/tiny", "from_scratch": True, "tokenizer_name_or_path": str(tokenizer)},

@@ -44,12 +44,8 @@ def test_the_runner_runs_a_program_from_anywhere_with_its_words_and_exit_code(sc
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 3, done.stderr
     words = ["--local_rank=1", "--max_steps", "1"]
-    assert json.loads(done.stdout) == [
-        ["own.py", *words],
-        [str(script), *words],
-        ["train.py", "--max_steps", "2"],
-        True,
-    ]
+    found = json.loads(done.stdout)
+    assert found == [["own.py", *words], [str(script), *words], ["train.py", "--max_steps", "2"], True]
 
 
 @pytest.mark.parametrize("words", [[], ["nowhere.py"]])
@@ -71,10 +67,8 @@ def test_launch_starts_a_script_in_place_of_train_py(script, tmp_path, launcher)
 
 def test_launch_refuses_a_script_that_is_not_there_and_one_in_a_job_file(script):
     recipe = ("recipes/tiny/full.yaml", "--hostfile", "hostfiles/2x8")
-    lost, written = (
-        launch_here(*recipe, "--script", "nowhere.py"),
-        launch_here(*recipe, "--script", str(script), "--write", "sbatch"),
-    )
+    lost = launch_here(*recipe, "--script", "nowhere.py")
+    written = launch_here(*recipe, "--script", str(script), "--write", "sbatch")
     assert lost.returncode == written.returncode == 2
     assert "there is no file nowhere.py" in lost.stderr and "a written job file starts train.py" in written.stderr
 

@@ -1,7 +1,6 @@
 """Formulas of engines that train.py does not run: what they share with the planner's, and where they differ."""
 
 from dataclasses import fields, replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,8 +14,8 @@ from brigade.plan.costs.job import FUSED, Job
 from brigade.plan.costs.memory import moments
 from brigade.plan.costs.step_time import step_time
 from brigade.plan.shape.find import named_shape
+from testing.ranks import REPOSITORY as ROOT
 
-ROOT = Path(__file__).parents[2]
 LLAMA_8B = named_shape(str(ROOT / "recipes" / "llama-3.1-8b"))
 QWEN_MOE = named_shape(str(ROOT / "recipes" / "qwen3-30b-a3b"))
 
@@ -69,9 +68,8 @@ def test_a_step_in_the_backward_pass_leaves_no_gradients():
 
 def test_offloaded_activations_leave_one_layer_s():
     plain = published(checkpointing="full", sequence=2**17)
-    assert (
-        2 * estimate(replace(plain, offload_activations=True)).memory.activations < estimate(plain).memory.activations
-    )
+    offloads = estimate(replace(plain, offload_activations=True)).memory
+    assert 2 * offloads.activations < estimate(plain).memory.activations
 
 
 def test_dropout_takes_memory_and_time_in_eager_attention():

@@ -142,10 +142,7 @@ def test_the_map_of_the_code_names_every_room_and_only_files_that_are_there():
     assert not [room for room in sorted(rooms) if f"{room.name}/" not in page]
     for line in page.splitlines():
         named = [REPOSITORY / name for name in re.findall(r"`(brigade/[\w/.]+)`", line)]
-        folders = {
-            REPOSITORY,
-            REPOSITORY / "brigade/train",
-            *(path if path.is_dir() else path.parent for path in named),
-        }
+        folders = {REPOSITORY, REPOSITORY / "brigade/train"}
+        folders |= {path if path.is_dir() else path.parent for path in named}
         for name in re.findall(r"`([\w/]+\.(?:py|yaml))`", line):
             assert any((folder / name).exists() for folder in folders), (name, line)

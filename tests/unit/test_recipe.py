@@ -3,11 +3,9 @@
 import json
 import re
 import shlex
-import subprocess
 import sys
 import types
 import typing
-from pathlib import Path
 
 import pytest
 import yaml
@@ -21,8 +19,8 @@ from brigade.train.recipe.batch import batch_arithmetic
 from brigade.train.recipe.data_section import WeightedSource
 from brigade.train.recipe.schema import BEFORE, SECTION_OF, SECTIONS, Recipe, computed, identity
 from brigade.train.recipe.training_section import TrainingSection
+from testing.command_line import run_here
 
-ROOT = Path(__file__).parents[2]
 counts = st.integers(1, 300)
 micros = st.just("auto") | st.integers(1, 40)
 
@@ -148,17 +146,13 @@ def candidates(annotation):
         return [value for argument in arguments for value in candidates(argument)]
     if origin is list:
         return [[], candidates(arguments[0])[:1]]
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
     known = {
         str: ["other", "other=1", "own.py:loss"],
         bool: [True, False],
         int: [1, 2, 9, 4096],
         float: [0.25, 0.5, 2.0],
-        dict: [
-            {"a": 1},
-            {"text": "body"},
-            {"start": 2},
-            {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64},
-        ],
+        dict: [{"a": 1}, {"text": "body"}, {"start": 2}, yarn],
         WeightedSource: [{"train_file": "d"}],
     }
     return known.get(origin or annotation, [])
@@ -176,9 +170,7 @@ def fits(key, value):
 def test_identity_changes_with_what_is_computed_and_with_nothing_else(key):
     apart = key in WATCHING or SECTION_OF[key] == "cluster"
     same = identity_of(**{key: another_value(key)}) == identity_of()
-    assert same == apart, (
-        "NOT_IN_IDENTITY of brigade/train/recipe/schema.py and WATCHING of this file have the same keys"
-    )
+    assert same == apart, "schema.py's NOT_IN_IDENTITY and WATCHING of this file have the same keys"
 
 
 def test_identity_changes_with_the_strategy():
@@ -201,10 +193,7 @@ def test_identity_is_the_same_in_every_process():
         "print(identity(Recipe.model_validate(json.loads(sys.argv[1])), 's'))"
     )
     whole = document(lr_scheduler_kwargs={"b": 1, "a": {"x": [1, 2]}}, optim="lamb")
-    command = [sys.executable, "-c", code, json.dumps(whole)]
-    found = subprocess.run(
-        command, env={"PYTHONHASHSEED": "7", "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-    )
+    found = run_here([sys.executable, "-c", code, json.dumps(whole)], 100, PYTHONHASHSEED="7")
     assert found.stdout.strip() == identity(Recipe.model_validate(whole), "s"), found.stderr
 
 
@@ -281,11 +270,6 @@ def test_a_run_continues_under_another_version_unless_it_computes_something_else
     assert (f"continue the old one with --recipe '{file}' --output_dir" in told) is ("does not know" not in words)
     assert f"a directory of its own: --output_dir '{file.parent}-2'" in told
     assert told.index("-2") < told.index("--fresh")
-
-
-def test_nothing_here_imports_torch():
-    code = "import sys, brigade.train.recipe.flags, brigade.train.strategy; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(ROOT)})
 
 
 # ---- errors ------------------------------------------------------------------------------------------------------

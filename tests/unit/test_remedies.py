@@ -25,6 +25,7 @@ from brigade.train.strategy import choose
 from testing.remedies import NAMED, in_the_command
 
 H100, GIB = "NVIDIA H100 80GB HBM3", 2**30
+SMALL = {"per_device_train_batch_size": 1, "activation_checkpointing": True, "tiled_loss": True}
 HALF = {"bf16": True, "global_batch_size": 64, "per_device_train_batch_size": 4}
 
 
@@ -69,10 +70,8 @@ def claimed():
         def prepare(run):
             document = run.settings.document()
             document["cluster"] |= run.strategy.as_cluster()
-            document["run"] = {
-                "strategy": {"kind": run.strategy.kind, "name": run.strategy.name},
-                "ranks": run.world.size,
-            }
+            strategy = {"kind": run.strategy.kind, "name": run.strategy.name}
+            document["run"] = {"strategy": strategy, "ranks": run.world.size}
             run.directory.mkdir(exist_ok=True)
             (run.directory / "run.yaml").write_text(yaml.safe_dump(document))
             if step:
@@ -112,18 +111,16 @@ def test_activations_that_do_not_fit_get_smaller_or_are_computed_again(ways):
 
 
 def test_states_that_do_not_fit_are_sharded_and_offloaded(ways):
-    small = {"per_device_train_batch_size": 1, "activation_checkpointing": True, "tiled_loss": True}
-    assert any("--ds_config ds_configs/zero" in way for way in ways(8, small, ds_config="none").ways)
-    (way,) = changes(ways(1, small))
+    assert any("--ds_config ds_configs/zero" in way for way in ways(8, SMALL, ds_config="none").ways)
+    (way,) = changes(ways(1, SMALL))
     assert way.startswith("--ds_config ds_configs/zero") and "offload" in way
-    assert ways(1, small | {"optim": "lamb"}).ways == ()  # which no ZeRO takes
+    assert ways(1, SMALL | {"optim": "lamb"}).ways == ()  # which no ZeRO takes
 
 
 def test_nothing_is_offloaded_to_a_host_whose_memory_is_the_gpus(ways, monkeypatch):
-    small = {"per_device_train_batch_size": 1, "activation_checkpointing": True, "tiled_loss": True}
     device = replace(hardware.gpu("H100 80GB"), memory_gib=100.0, integrated=True)
     monkeypatch.setattr(remedies, "gpu_here", lambda: device)
-    found = ways(1, small)
+    found = ways(1, SMALL)
     assert found.ways == () and " of 100.0 GiB for this run" in found.counted
 
 
@@ -153,13 +150,12 @@ def test_what_train_would_refuse_is_not_named(ways, monkeypatch):
     def everything(*_):
         yield "there is no g++", "apt-get install g++"
 
-    small = {"per_device_train_batch_size": 1, "activation_checkpointing": True, "tiled_loss": True}
-    assert ways(1, small).ways
+    assert ways(1, SMALL).ways
     monkeypatch.setattr(remedies.control_groups, "memory", lambda: 64 * GIB)
-    assert ways(1, small).ways == (), "the host's memory is too small to offload"
+    assert ways(1, SMALL).ways == (), "the host's memory is too small to offload"
     monkeypatch.setattr(remedies.control_groups, "memory", lambda: 2000 * GIB)
     monkeypatch.setattr(deepspeed_needs, "lacking", everything)
-    (fsdp2,) = ways(1, small).ways
+    (fsdp2,) = ways(1, SMALL).ways
     assert "fsdp2_offload" in fsdp2, "its optimizer is torch's, which nobody has to compile"
 
 
@@ -202,8 +198,7 @@ def test_of_a_named_checkpoint_only_ways_that_continue_from_it_are_named(ways, c
 def test_a_strategy_of_the_other_kind_replaces_the_one_of_the_command(
     ways, claimed, key, file, other, in_the_repository
 ):
-    small = {"per_device_train_batch_size": 1, "activation_checkpointing": True, "tiled_loss": True}
-    small |= {"optim": "lamb"} if key == "ds_config" else {}  # which no ZeRO takes
+    small = SMALL | ({"optim": "lamb"} if key == "ds_config" else {})  # which no ZeRO takes
     found = ways(2, small, argv=[f"--{key}", file], prepare=claimed(0)).ways
     assert any(way.startswith(f"--{other} ") for way in found)
     for way in found:

@@ -108,9 +108,8 @@ def test_nvme_is_told_by_its_file(load, mistake):
 )
 def test_bytes_and_rounding(precision, width, error):
     """bf16's error is relative to each value, int8's to the largest of its block."""
-    values = torch.randn(3, 4 * BLOCK, generator=torch.Generator().manual_seed(0)) * torch.tensor(
-        [[1.0], [1e-6], [1e4]]
-    )
+    draw = torch.Generator().manual_seed(0)
+    values = torch.randn(3, 4 * BLOCK, generator=draw) * torch.tensor([[1.0], [1e-6], [1e4]])
     sent = encode(values, precision)
     assert sent.dtype == torch.uint8 and sent.numel() == width * values.numel()
     blocks = values.view(3, -1, BLOCK).abs().amax(-1, keepdim=True).expand(-1, -1, BLOCK).reshape(3, -1)
@@ -126,12 +125,8 @@ def test_int8_hides_no_value_that_is_not_finite():
 
 
 def test_layers_go_round_the_fragments():
-    names = [
-        "model.embed_tokens.weight",
-        *(f"model.layers.{n}.mlp.up_proj.weight" for n in range(4)),
-        "model.norm.weight",
-        "lm_head.weight",
-    ]
+    layers = [f"model.layers.{n}.mlp.up_proj.weight" for n in range(4)]
+    names = ["model.embed_tokens.weight", *layers, "model.norm.weight", "lm_head.weight"]
     assert [fragment_of(name, 3) for name in names] == [0, 0, 1, 2, 0, 2, 2]
     assert {fragment_of(name, 1) for name in names} == {0}
 
@@ -140,12 +135,8 @@ def test_equal_parts_of_ranges_that_follow_each_other():
     memory = torch.arange(9.0)
     kept = [(("a", 0, 5), memory[:5]), (("b", 0, 4), memory[5:])]
     parts = [cut(kept, first, first + 3) for first in (0, 3, 6, 9)]
-    assert [[range_ for range_, _ in part] for part in parts] == [
-        [("a", 0, 3)],
-        [("a", 3, 5), ("b", 0, 1)],
-        [("b", 1, 4)],
-        [],
-    ]
+    ranges = [[range_ for range_, _ in part] for part in parts]
+    assert ranges == [[("a", 0, 3)], [("a", 3, 5), ("b", 0, 1)], [("b", 1, 4)], []]
     flats = [flat for part in parts for _, flat in part]
     assert torch.cat(flats).equal(memory)
     assert {flat.untyped_storage().data_ptr() for flat in flats} == {memory.untyped_storage().data_ptr()}, "no copies"
@@ -228,12 +219,8 @@ def test_top_sees_the_ranks_of_all_replicas(tmp_path):
         own = tmp_path / f"replica-{world.replica}" if world.replica else tmp_path
         watch_thread.Watch(replica_s_run(world, own)).write()
     seen = heartbeats(tmp_path)
-    assert {rank: says["host"] for rank, says in seen.items()} == {
-        "0": "node0",
-        "1": "node0",
-        "2": "node1",
-        "3": "node1",
-    }
+    hosts = {rank: says["host"] for rank, says in seen.items()}
+    assert hosts == {"0": "node0", "1": "node0", "2": "node1", "3": "node1"}
 
 
 def test_what_other_replicas_leave_in_a_directory_is_no_run(tmp_path):

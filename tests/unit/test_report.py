@@ -146,9 +146,8 @@ def test_time_and_memory_are_told_by_part(run):
     assert bar.parts["forward"] == pytest.approx(24) and bar.parts["evaluation"] == pytest.approx(16.5)
     assert bar.parts["checkpoint"] == pytest.approx(3.0)
     measured, planned = found["memory"].bars
-    assert measured.parts == pytest.approx(
-        {"weights": 0.4, "gradients": 0.4, "optimizer": 0.8, "everything else": 0.15}
-    )
+    parts = {"weights": 0.4, "gradients": 0.4, "optimizer": 0.8, "everything else": 0.15}
+    assert measured.parts == pytest.approx(parts)
     assert planned.parts["activations"] == 0.1
 
 
@@ -265,10 +264,8 @@ def test_the_commands_that_repeat_a_run_are_ones_that_exist(run):
     (record,) = read(run)
     checkout, start = facts.repeat(record)
     assert checkout == "git checkout 0123456789ab"
-    assert (
-        start
-        == f"torchrun --master_port 29500 --nproc_per_node 2 train.py --recipe {run}/run.yaml --output_dir {run}-again"
-    )
+    command = f"train.py --recipe {run}/run.yaml --output_dir {run}-again"
+    assert start == f"torchrun --master_port 29500 --nproc_per_node 2 {command}"
     record.run["hosts"] = ["node1", "node2"]
     _, hosts, start = facts.repeat(record)
     assert hosts == r"printf '%s\n' 'node1 slots=1' 'node2 slots=1' > hostfile"

@@ -51,9 +51,8 @@ def attached(model, rate=RATE, **how):
 
 
 def biases(model):
-    return {
-        name: tensor for name, tensor in model.state_dict().items() if name.endswith(("correction_bias", "expert_bias"))
-    }
+    ends = ("correction_bias", "expert_bias")
+    return {name: tensor for name, tensor in model.state_dict().items() if name.endswith(ends)}
 
 
 def step(update, *batches):
@@ -286,9 +285,8 @@ def test_what_ddps_checkpoint_calls_otherwise_is_loaded_too(name, tmp_path):
         bias.tensor.data.normal_()
     trained.save_pretrained(tmp_path)
     model.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=False)
-    passed_over = [
-        key for key, value in trained.state_dict().items() if not torch.equal(value, model.state_dict()[key])
-    ]
+    before = model.state_dict()
+    passed_over = [key for key, value in trained.state_dict().items() if not torch.equal(value, before[key])]
     assert bool(passed_over) == (name != "llama")
     states.complete(model, tmp_path)
     assert same(model.state_dict(), trained.state_dict())

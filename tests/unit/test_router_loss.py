@@ -141,21 +141,17 @@ def sequence(length, begin=0):
 @pytest.mark.parametrize("padding_free", [True, False])
 def test_filler_and_padding_do_not_count(padding_free):
     samples = WithFiller([sequence(5), sequence(3)], pad_token_id=0)
-    batch = Collate(0, Layout(padding_free, False, False, multiple=4, marks=True))(
-        ([samples[0], samples[-1], samples[1]], 8)
-    )
+    layout = Layout(padding_free, False, False, multiple=4, marks=True)
+    batch = Collate(0, layout)(([samples[0], samples[-1], samples[1]], 8))
     assert batch[REAL].shape == batch["input_ids"].shape and int(batch[REAL].sum()) == 8
     expected = [1] * 5 + [0] * 2 + [1] * 3 + [0] * 2 if padding_free else [1] * 5 + [0] * 11 + [1] * 3 + [0] * 5
     assert batch[REAL].flatten().int().tolist() == expected
 
 
 def test_each_rank_of_a_sequence_group_marks_its_own_part():
-    parts = [
-        DividedSequences(0, Layout(True, False, True, 1, False, True), number=number, of=2)(
-            ([sequence(5), sequence(2)], 7)
-        )
-        for number in range(2)
-    ]
+    layout = Layout(True, False, True, 1, False, True)
+    divided = [DividedSequences(0, layout, number=number, of=2) for number in range(2)]
+    parts = [collate(([sequence(5), sequence(2)], 7)) for collate in divided]
     assert [part[REAL].tolist() for part in parts] == [[[True] * 4], [[True] * 3 + [False]]]
 
 

@@ -231,8 +231,7 @@ def test_end_to_end(lengths, multiple):
 def test_a_batch_of_filler_alone_has_no_label(pad):
     samples = WithFiller(dataset(2), pad)
     for padding_free in (True, False):
-        batch = Collate(pad, Layout(padding_free, packed=False, cumulative=True))(
-            samples.__getitems__([FILLER, FILLER])
-        )
+        layout = Layout(padding_free, packed=False, cumulative=True)
+        batch = Collate(pad, layout)(samples.__getitems__([FILLER, FILLER]))
         assert (batch["labels"] == IGNORED).all() and batch[ABOUT].tokens == 0
     assert len(samples) == 2  # filler is no part of the data set

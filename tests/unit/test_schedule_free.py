@@ -87,7 +87,6 @@ def test_resting_and_a_checkpoint_at_rest_change_no_bit_of_what_follows():
 ])  # fmt: skip
 def test_a_schedule_that_falls_is_refused(load, keys, says, user_error):
     assert says in user_error(load, training={"optim": "schedule_free_adamw", **keys}).problem
-    settings = load(
-        training={"optim": "schedule_free_adamw", "lr_scheduler_type": "constant_with_warmup", "warmup_steps": 3}
-    )
+    warmup = {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 3}
+    settings = load(training={"optim": "schedule_free_adamw", **warmup})
     check_schedule(settings.recipe.training, settings.place)

@@ -2,9 +2,9 @@
 
 import ast
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from testing.ranks import REPOSITORY as ROOT
+
 FILES = sorted((ROOT / "brigade").rglob("*.py"))
 OTHERS = [
     path for folder in ("tests", "testing", "testbed", "benchmarks") for path in sorted((ROOT / folder).rglob("*.py"))

@@ -38,6 +38,11 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
+def observer():
+    return Observer(os.getpid())
+
+
+@pytest.fixture
 def sleepers():
     """sleepers(n): so many processes, which end with the test also where they were stopped."""
     started = []
@@ -60,8 +65,7 @@ def silent_after(observer, clock, seconds):
     return found
 
 
-def test_how_long_silence_may_last_is_learnt_from_the_runs_own_steps(clock):
-    observer = Observer(os.getpid())
+def test_how_long_silence_may_last_is_learnt_from_the_runs_own_steps(clock, observer):
     observer.look()
     assert not silent_after(observer, clock, 58) and silent_after(observer, clock, 4)
     assert observer.seen() | {"seconds": 0} == {"phase": "data", "step": 3, "seconds": 0, "stopped": False}
@@ -110,12 +114,11 @@ def test_how_long_the_first_checkpoint_and_evaluation_may_stand_still_follows_fr
     assert limit(phase) == (300 if phase == heartbeat.EVALUATION and seconds == 900 else seconds), "later on"
 
 
-def test_a_save_that_moves_is_no_hang_however_long_it_takes(clock, monkeypatch):
+def test_a_save_that_moves_is_no_hang_however_long_it_takes(clock, monkeypatch, observer):
     """The last model of 405 billion parameters, written by one rank: 810 GB are one visit of a phase."""
     written = [0]
     monkeypatch.setattr(observers, "bytes_moved", lambda pid: written[0])
     this_process.heartbeat.page[heartbeat.BYTES] = 1
-    observer = Observer(os.getpid())
     with this_process.heartbeat.within(heartbeat.CHECKPOINT):
         for _ in range(2000):
             written[0] += observers.MOVED
@@ -129,9 +132,8 @@ def test_bytes_that_a_process_writes_are_seen(tmp_path):
     assert observers.bytes_moved(os.getpid()) - before >= observers.MOVED
 
 
-def test_a_device_that_is_slow_in_our_own_measurement_does_not_hang(clock):
+def test_a_device_that_is_slow_in_our_own_measurement_does_not_hang(clock, observer):
     """Its steps take seconds, whatever a product of ours takes it; only one that never ends is a hang."""
-    observer = Observer(os.getpid())
     with this_process.heartbeat.within(heartbeat.MEASURING):
         observer.look()
         assert not silent_after(observer, clock, 890)
@@ -139,9 +141,8 @@ def test_a_device_that_is_slow_in_our_own_measurement_does_not_hang(clock):
     assert limit(heartbeat.OPTIMIZER) < 890, "it explains no silence of a step"
 
 
-def test_replicas_over_a_slow_network_do_not_hang(clock):
+def test_replicas_over_a_slow_network_do_not_hang(clock, observer):
     """The first synchronisation may take as long as its connections wait; later ones as its own time explains."""
-    observer = Observer(os.getpid())
     for patience in (3000, 890):
         with this_process.heartbeat.within(heartbeat.SYNCHRONISING):
             observer.look()
@@ -152,8 +153,7 @@ def test_replicas_over_a_slow_network_do_not_hang(clock):
         assert silent_after(observer, clock, 910)
 
 
-def test_a_limit_that_was_given_holds_for_steps_and_none_for_ever(clock):
-    observer = Observer(os.getpid())
+def test_a_limit_that_was_given_holds_for_steps_and_none_for_ever(clock, observer):
     for timeout, patience, late in ((7.0, 6, True), (0.0, 6, False)):
         this_process.heartbeat.page[heartbeat.TIMEOUT] = timeout
         this_process.heartbeat.enter(heartbeat.FORWARD)
@@ -162,9 +162,8 @@ def test_a_limit_that_was_given_holds_for_steps_and_none_for_ever(clock):
         assert silent_after(observer, clock, 10_000) == late
 
 
-def test_who_was_suspended_has_not_seen_the_time_go_by(clock):
+def test_who_was_suspended_has_not_seen_the_time_go_by(clock, observer):
     """A laptop that slept, a launch after Ctrl-Z: an hour passed between two looks."""
-    observer = Observer(os.getpid())
     observer.look()
     clock[0] += 3600
     assert not observer.look() and observer.silent < 3
@@ -187,11 +186,12 @@ def test_a_process_that_is_stopped_is_silent_for_too_long_also_where_others_may_
 
 
 @pytest.mark.parametrize("state, held, late", [("t", 1, False), ("t", 179, False), ("t", 182, True), ("T", 3, False)])
-def test_a_process_that_is_stopped_for_a_moment_in_a_long_phase_is_no_hang(clock, monkeypatch, state, held, late):
+def test_a_process_that_is_stopped_for_a_moment_in_a_long_phase_is_no_hang(
+    clock, monkeypatch, state, held, late, observer
+):
     """py-spy and gdb stop a process while they read its stacks, and are most wanted where it has been silent for long."""
     now = [""]
     monkeypatch.setattr(observers, "stopped_by", lambda pid: now[0])
-    observer = Observer(os.getpid())
     with this_process.heartbeat.within(heartbeat.LOADING):
         observer.look()
         assert not silent_after(observer, clock, 1000)

@@ -160,9 +160,8 @@ def test_cut_parameters(sizes: list[int], ranks: int) -> None:
 
 def test_storages_count_shared_memory_once() -> None:
     buffer = torch.zeros(100)
-    found = storages(
-        [buffer[:50], {"view": buffer[50:].view(5, 10)}, None, torch.zeros(3), torch.empty(9, device="meta")]
-    )
+    given = [buffer[:50], {"view": buffer[50:].view(5, 10)}, None, torch.zeros(3), torch.empty(9, device="meta")]
+    found = storages(given)
     assert sorted(found.values()) == [12, 400]
     assert {device for device, _ in found} == {"cpu"}
 

@@ -21,9 +21,8 @@ def run(tmp_path):
     directory = tmp_path / "run"
     (directory / "checkpoint-4").mkdir(parents=True)
     (directory / "checkpoint-4/trainer_state.json").write_text("{}")
-    (directory / "run.yaml").write_text(
-        "run: {ranks: 2, hosts: [node1, node2], strategy: {name: zero3}, started: today}\n"
-    )
+    run = "{ranks: 2, hosts: [node1, node2], strategy: {name: zero3}, started: today}"
+    (directory / "run.yaml").write_text(f"run: {run}\n")
     events.add(directory, "started", step=0, steps=10, checkpoint=None)
     events.add(directory, "grace", step=2, seconds=33.4)
     events.add(directory, "step", step=5, loss=2.5)
@@ -78,9 +77,8 @@ def test_nothing_is_written_where_there_is_no_run_any_more(tmp_path):
 
 # ---- launches in the background --------------------------------------------------------------------------------------
 @pytest.fixture
-def record(tmp_path, monkeypatch):
+def record(tmp_path, own_cache):
     """call(pid, host): what a launch of `host` leaves in the cache once it has begun."""
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
     (tmp_path / "logs").mkdir()
 
     def write(pid, host=None):

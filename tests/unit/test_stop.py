@@ -52,11 +52,16 @@ def run():
         process.communicate()
 
 
+def ended(process, number=signal.SIGTERM):
+    """What it writes to stdout and stderr until it ends by this signal."""
+    process.send_signal(number)
+    return process.communicate(timeout=20)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_before_the_first_step_it_ends_at_once(run, number):
     process = run("")
-    process.send_signal(number)
-    said, told = process.communicate(timeout=20)
+    said, told = ended(process, number)
     assert process.returncode == -number and said == ""
     by = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
     assert told == f"Stopped by {by} before its first step; the same command begins again\n"
@@ -67,24 +72,21 @@ def test_while_it_trains_it_is_asked_and_a_second_signal_ends_it(run, number):
     process = run(PATIENT)
     process.send_signal(number)
     assert process.stdout.readline() == "asked\n" and process.poll() is None
-    process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=20)
+    _, told = ended(process)
     assert process.returncode == -signal.SIGTERM and told.count("Stopped by SIGTERM") == 1
 
 
 def test_one_that_never_comes_to_its_steps_end_is_ended(run):
     """Its peers are gone, and it waits for them in C."""
     process = run(IMPATIENT)
-    process.send_signal(signal.SIGTERM)
-    assert "Stopped by SIGTERM" in process.communicate(timeout=20)[1] and process.returncode == -signal.SIGTERM
+    assert "Stopped by SIGTERM" in ended(process)[1] and process.returncode == -signal.SIGTERM
 
 
 def test_ctrl_c_is_told_how_long_the_step_may_take(run):
     process = run(PATIENT)
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "asked\n"
-    process.send_signal(signal.SIGINT)
-    told = process.communicate(timeout=20)[1]
+    _, told = ended(process, signal.SIGINT)
     assert "a checkpoint saved if it ends within 1000 s; once more ends the run at once." in told
 
 
@@ -104,8 +106,7 @@ def test_a_storm_of_signals_is_one_wish_and_one_after_a_pause_another(run):
         time.sleep(0.1)
     assert process.poll() is None and process.stdout.readline() == "asked\n"
     time.sleep(0.7)
-    process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=20)
+    _, told = ended(process)
     assert process.returncode == -signal.SIGTERM and "Stopped by SIGTERM (11 times) " in told
 
 
@@ -149,8 +150,7 @@ multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,)).sta
 def test_the_readers_that_it_ends_raise_nothing_in_a_thread_that_waits(run):
     """torch's DataLoader takes each end of a reader for an error. The main thread may be about to leave by another one."""
     process = run(READS)
-    process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=20)
+    _, told = ended(process)
     assert process.returncode == -signal.SIGTERM and "RuntimeError" not in told
 
 

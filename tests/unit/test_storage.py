@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import fsspec
@@ -17,7 +16,7 @@ from brigade.errors import UserError
 from brigade.train.checkpoint import manifest, remote, uploads
 from brigade.train.checkpoint.uploads import Uploads
 from brigade.train.data.data_files import paths_of
-from brigade.train.host import checksums, storage, urls
+from brigade.train.host import checksums, storage
 from brigade.train.host.cluster import World
 from brigade.train.recipe import flags
 from brigade.train.run import on_disk
@@ -26,10 +25,9 @@ URL = "memory://bucket/runs/one"
 
 
 @pytest.fixture(autouse=True)
-def memory(monkeypatch, tmp_path):
+def memory(monkeypatch, own_cache, tmp_path):
     monkeypatch.setattr(uploads, "PAUSES", (0.0, 0.0))
     monkeypatch.setenv("BRIGADE_LOCAL_OUTPUT", str(tmp_path / "outputs"))
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
     system = fsspec.filesystem("memory")
     system.store.clear()
     yield system
@@ -42,9 +40,8 @@ def checkpoint(directory, step, content="weights", best=None):
     (folder / "global_step" / "empty").mkdir(parents=True)
     (folder / "model.safetensors").write_text(f"{content} of {step}")
     (folder / "global_step" / "states.pt").write_text("states")
-    (folder / "trainer_state.json").write_text(
-        json.dumps({"best_model_checkpoint": best and f"/elsewhere/checkpoint-{best}"})
-    )
+    state = {"best_model_checkpoint": best and f"/elsewhere/checkpoint-{best}"}
+    (folder / "trainer_state.json").write_text(json.dumps(state))
     files = {
         str(path.relative_to(folder)): {"bytes": path.stat().st_size, "checksum": checksums.of_file(path)}
         for path in folder.rglob("*")
@@ -60,6 +57,12 @@ def directory(tmp_path):
     folder.mkdir()
     (folder / "run.yaml").write_text("run: {identity: abc}\n")
     return folder
+
+
+@pytest.fixture
+def up(directory):
+    """Uploads of which the newest three stay."""
+    return Uploads(storage.open_storage(URL, ""), directory, 3)
 
 
 def there():
@@ -90,8 +93,7 @@ def checkpoints():
     return uploads.checkpoints_there(there(), storage.open_storage(URL, "").read)
 
 
-def test_a_checkpoint_comes_back_as_it_was_uploaded(directory, tmp_path, memory):
-    up = Uploads(storage.open_storage(URL, ""), directory, 3)
+def test_a_checkpoint_comes_back_as_it_was_uploaded(directory, tmp_path, memory, up):
     folder = checkpoint(directory, 4)
     upload(up, folder)
     (found,) = checkpoints()
@@ -102,8 +104,7 @@ def test_a_checkpoint_comes_back_as_it_was_uploaded(directory, tmp_path, memory)
     assert {path.name for path in brought.rglob("*")} == {path.name for path in folder.rglob("*")}
 
 
-def test_a_changed_byte_in_the_storage_is_found(directory, tmp_path, memory, capsys):
-    up = Uploads(storage.open_storage(URL, ""), directory, 3)
+def test_a_changed_byte_in_the_storage_is_found(directory, tmp_path, memory, capsys, up):
     upload(up, checkpoint(directory, 4))
     memory.pipe(f"{URL}/checkpoint-4/global_step/states.pt", b"stales")
     (found,) = checkpoints()
@@ -119,14 +120,6 @@ def test_a_manifest_names_no_file_elsewhere(name, directory, memory):
     manifest.write(folder, {"step": 4}, record["files"] | {name: {"bytes": 1, "checksum": "0"}})
     put(memory, folder, "checkpoint-4")
     assert whole() == []
-
-
-def test_older_ones_go_and_the_best_stays(directory):
-    up = Uploads(storage.open_storage(URL, ""), directory, 2)
-    for step in (2, 4, 6, 8):
-        upload(up, checkpoint(directory, step, best=2))
-    assert whole() == [2, 8]
-    assert names_there() == ["checkpoint-2", "checkpoint-8"]
 
 
 def put_there(memory, tmp_path, folders):
@@ -184,9 +177,8 @@ def test_a_host_goes_on_from_the_newest_step_of_the_storage_not_from_the_highest
     for name, step in here.items():
         checkpoint(tmp_path / "here" / name, step).rename(directory / name)
     settings = SimpleNamespace(remote=URL, fresh=False, resume_from_checkpoint=None)
-    remote.bring_checkpoint(
-        SimpleNamespace(settings=settings, directory=directory, world=World(0, 0, 1, 1, "here", "python"))
-    )
+    world = World(0, 0, 1, 1, "here", "python")
+    remote.bring_checkpoint(SimpleNamespace(settings=settings, directory=directory, world=world))
     assert {path.name: on_disk.step_of(path) for path in on_disk.checkpoints(directory)} == brought
     assert all(manifest.flaw(path) is None for path in on_disk.checkpoints(directory))
 
@@ -230,8 +222,7 @@ def test_the_best_is_uploaded_though_a_newer_one_took_its_place(directory):
     assert whole() == [2, 4]
 
 
-def test_what_was_cut_is_none_and_goes_with_the_next(directory, memory, capsys, monkeypatch):
-    up = Uploads(storage.open_storage(URL, ""), directory, 3)
+def test_what_was_cut_is_none_and_goes_with_the_next(directory, memory, capsys, monkeypatch, up):
     put, failing = up.storage.put, True
 
     def cut(contents):
@@ -249,8 +240,7 @@ def test_what_was_cut_is_none_and_goes_with_the_next(directory, memory, capsys, 
     assert not [name for name in there() if name.startswith("checkpoint-2/")]
 
 
-def test_one_of_the_same_step_replaces_it_and_is_never_half(directory, monkeypatch):
-    up = Uploads(storage.open_storage(URL, ""), directory, 3)
+def test_one_of_the_same_step_replaces_it_and_is_never_half(directory, monkeypatch, up):
     folder = checkpoint(directory, 2)
     upload(up, folder)
     shutil.rmtree(folder)
@@ -262,21 +252,19 @@ def test_one_of_the_same_step_replaces_it_and_is_never_half(directory, monkeypat
     assert storage.open_storage(URL, "").read("checkpoint-2/model.safetensors") == b"others of 2"
 
 
-def test_the_end_uploads_the_rest_with_its_marker_last(directory, monkeypatch):
+def test_the_end_uploads_the_rest_with_its_marker_last(directory, monkeypatch, up):
     for name in ("model.safetensors", "success.json", ".owner", "stop"):
         (directory / name).write_text(name)
     (directory / "link.json").symlink_to("/etc/passwd")
     (directory / "heartbeats").mkdir()
     (directory / "heartbeats" / "rank-0.json").write_text("{}")
-    up = Uploads(storage.open_storage(URL, ""), directory, 3)
     order, put = [], up.storage.put
     monkeypatch.setattr(up.storage, "put", lambda contents: (order.extend(name for _, name in contents), put(contents)))
     up.finish()
     assert sorted(there()) == ["model.safetensors", "run.yaml", "success.json"] and order[-1] == "success.json"
 
 
-def test_a_run_says_at_its_end_what_is_not_there(directory, monkeypatch):
-    up = Uploads(storage.open_storage(URL, ""), directory, 3)
+def test_a_run_says_at_its_end_what_is_not_there(directory, monkeypatch, up):
 
     def away(contents):
         raise OSError("AWS Error NETWORK_CONNECTION: curlCode: 7")
@@ -353,11 +341,8 @@ def test_a_scheme_without_its_package_names_it(scheme, package, mistake):
     ("s3://b/one", "AWS Error ACCESS_DENIED during PutObject operation", "no credentials"),
     ("s3://b/one", "AWS Error INVALID_ACCESS_KEY_ID during PutObject", "are not known there"),
     ("s3://b/one", "AWS Error NETWORK_CONNECTION curlCode: 6", "cannot be reached"),
-    (
-        "s3://b/one",
-        "When reading key 'one/a' in bucket 'b': AWS Error UNKNOWN (HTTP status 500) during HeadObject operation: ",
-        "s3://b/one: HeadObject: UNKNOWN (HTTP status 500)\n",
-    ),
+    ("s3://b/one", "When reading key 'one/a' in bucket 'b': AWS Error UNKNOWN (HTTP status 500) during HeadObject operation: ",
+     "s3://b/one: HeadObject: UNKNOWN (HTTP status 500)\n"),
     ("gs://b/one", "Could not create a OAuth2 access token", "GOOGLE_APPLICATION_CREDENTIALS"),
     ("gs://b/one", "google::cloud::Status(PERMISSION_DENIED: no)", "may not do that"),
     ("s3://b/one", "something else\nin two lines", "something else"),
@@ -398,7 +383,3 @@ def test_what_goes_to_the_hub_together_is_one_commit(directory, monkeypatch):
     ((name, operations), options), = commits  # fmt: skip
     assert name == "me/runs" and [each.path_in_repo for each in operations] == ["one/run.yaml", "one/events.jsonl"]
     assert options["repo_type"] == "model" and options["revision"] == "main"
-
-
-def test_local_copies_of_a_url_have_safe_names():
-    assert urls.local_of("s3://b/one") == Path(urls.local_of("s3://b/one/"))

@@ -35,10 +35,8 @@ def test_flag_over_environment_over_recipe(load):
         return strategy.kind, [*settings.overridden, *strategy.overridden]
 
     assert kind(env={}) == ("zero1", [])
-    assert kind(env=LAUNCHED_ZERO2) == (
-        "zero2",
-        ["accelerate launch says zero2 (the recipe says ds_configs/zero1.json)"],
-    )
+    said = "accelerate launch says zero2 (the recipe says ds_configs/zero1.json)"
+    assert kind(env=LAUNCHED_ZERO2) == ("zero2", [said])
     overridden = ["--ds_config ds_configs/zero3.json (the recipe says ds_configs/zero1.json)"]
     assert kind("--ds_config", "ds_configs/zero3.json", env={}) == ("zero3", overridden)
     assert kind("--ds_config", "ds_configs/zero3.json", env=LAUNCHED_ZERO2) == ("zero3", overridden)
@@ -148,18 +146,15 @@ def test_two_precisions_at_once(pick, mistake):
 
 
 # ---- to run.yaml and back ----------------------------------------------------------------------------------------
-CPU_OFFLOAD = {
-    "distributed_type": "FSDP",
-    "fsdp_config": {
-        "fsdp_version": 2,
-        "fsdp_offload_params": True,
-        "fsdp_reshard_after_forward": False,
-        "fsdp_cpu_ram_efficient_loading": False,
-        "fsdp_auto_wrap_policy": "SIZE_BASED_WRAP",
-        "fsdp_min_num_params": 1000,
-        "fsdp_transformer_layer_cls_to_wrap": "LlamaDecoderLayer",
-    },
+OF_FSDP = {
+    "reshard_after_forward": False,
+    "cpu_ram_efficient_loading": False,
+    "auto_wrap_policy": "SIZE_BASED_WRAP",
+    "min_num_params": 1000,
+    "transformer_layer_cls_to_wrap": "LlamaDecoderLayer",
 }
+OFFLOADED = {"fsdp_version": 2, "fsdp_offload_params": True} | {f"fsdp_{key}": value for key, value in OF_FSDP.items()}
+CPU_OFFLOAD = {"distributed_type": "FSDP", "fsdp_config": OFFLOADED}
 SAID = [
     *({"ds_config": f"ds_configs/{name}"} for name in DS_CONFIGS), {},
     *({"accelerate_config": f"accelerate_configs/{name}"} for name in ACCELERATE_CONFIGS),
@@ -187,14 +182,7 @@ def test_a_runs_record_gives_the_same_strategy_and_identity(load, said):
 
 def test_every_fsdp_option_of_a_file_arrives(pick):
     # In the names of TrainingArguments.fsdp_config; version and state_dict_type are set there for every run.
-    assert pick(cluster={"accelerate_config": CPU_OFFLOAD}).fsdp == {
-        "cpu_offload": True,
-        "reshard_after_forward": False,
-        "cpu_ram_efficient_loading": False,
-        "auto_wrap_policy": "SIZE_BASED_WRAP",
-        "min_num_params": 1000,
-        "transformer_layer_cls_to_wrap": "LlamaDecoderLayer",
-    }
+    assert pick(cluster={"accelerate_config": CPU_OFFLOAD}).fsdp == {"cpu_offload": True, **OF_FSDP}
 
 
 def test_identity_tells_strategies_apart_but_not_world_sizes(pick):

@@ -55,9 +55,8 @@ def test_a_model_whose_forward_pass_has_a_loss_of_its_own_is_refused(monkeypatch
         found.loss = torch.nn.functional.cross_entropy(found.logits[0, :-1], labels[0, 1:])
         return found
 
-    config = LlamaConfig(
-        hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=64
-    )
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(**sizes, vocab_size=64)
     settings = flags.load(["--recipe", "recipes/tiny/full.yaml", "--z_loss_coef", "0.001"])
     supervised_loss.check(settings, config)
     monkeypatch.setattr(LlamaForCausalLM, "whole", LlamaForCausalLM.forward, raising=False)

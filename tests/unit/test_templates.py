@@ -33,12 +33,8 @@ HELLO = [{"role": "user", "content": "x"}]
 
 def render(name, messages, template=None, **kwargs):
     """The rendering of a chat, and the spans under generation marks."""
-    (rendered,), (spans,) = render_jinja_template(
-        [messages],
-        chat_template=template or text_of(name),
-        return_assistant_tokens_mask=True,
-        **(FAMILIES[name]["special_tokens"] | kwargs),
-    )
+    options = FAMILIES[name]["special_tokens"] | kwargs | {"return_assistant_tokens_mask": True}
+    (rendered,), (spans,) = render_jinja_template([messages], chat_template=template or text_of(name), **options)
     return rendered, spans
 
 
@@ -104,14 +100,9 @@ def test_marks_cover_exactly_the_assistants_text(name, dialogue):
 @every_dialogue
 def test_labels_decode_to_exactly_the_assistants_text(tokenizers, name, dialogue):
     tokenizer = tokenizers[name]
-    encoded = tokenizer.apply_chat_template(
-        dialogue["messages"],
-        tools=dialogue.get("tools"),
-        chat_template=text_of(name),
-        return_dict=True,
-        return_assistant_tokens_mask=True,
-        **dialogue.get("kwargs", {}),
-    )
+    chat = {"conversation": dialogue["messages"], "tools": dialogue.get("tools"), "chat_template": text_of(name)}
+    options = {"return_dict": True, "return_assistant_tokens_mask": True, **dialogue.get("kwargs", {})}
+    encoded = tokenizer.apply_chat_template(**chat, **options)
     ids, mask = encoded["input_ids"], encoded["assistant_masks"]
     assert tokenizer.decode(ids) == dialogue["rendering"]
     own = "".join(str(bit) for bit in mask)

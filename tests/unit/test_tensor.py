@@ -148,10 +148,8 @@ def test_no_group_divides_a_block_of_4_bit_weights():
     assert tensor.check(wide, 2) is None
     problem, cure = tensor.check(wide, 2, in_4bit=True)
     assert "intermediate_size 192" in problem and "96 for each" in problem and "load_in_4bit" in cure
-    assert (
-        tensor.check(config("llama", num_attention_heads=4, head_dim=32, intermediate_size=256), 2, in_4bit=True)
-        is None
-    )
+    wide = config("llama", num_attention_heads=4, head_dim=32, intermediate_size=256)
+    assert tensor.check(wide, 2, in_4bit=True) is None
 
 
 @pytest.mark.parametrize("sequence", [1, 2])
@@ -187,10 +185,8 @@ def test_parameters_outside_a_plan_that_lie_on_divided_activations_are_found(nam
 
 def test_a_plan_that_leaves_a_gradient_in_parts_is_refused(monkeypatch):
     """A gate of all heads, computed on every rank from whole states, whose gradient nobody sums up on its way back."""
-    plan = CONFIG_MAPPING["llama"].base_model_tp_plan
-    monkeypatch.setattr(
-        CONFIG_MAPPING["llama"], "base_model_tp_plan", plan | {"layers.*.mlp.up_proj": "rowwise_split_input"}
-    )
+    plan = CONFIG_MAPPING["llama"].base_model_tp_plan | {"layers.*.mlp.up_proj": "rowwise_split_input"}
+    monkeypatch.setattr(CONFIG_MAPPING["llama"], "base_model_tp_plan", plan)
     problem, cure = tensor.check(config("llama", num_key_value_heads=2), 2)
     assert "is not to be trusted" in problem and "ZeRO-3" in cure
 

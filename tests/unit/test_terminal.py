@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import pytest
 from rich.table import Table
@@ -15,8 +14,8 @@ from brigade.errors import console
 from brigade.errors.console import folded, marking
 from brigade.train.host.cluster import World
 from brigade.train.step.environment import _silence
+from testing.ranks import REPOSITORY as ROOT
 
-ROOT = Path(__file__).parents[2]
 PLAN = [sys.executable, "-m", "brigade", "plan", "recipes/qwen3-8b", "--hostfile", "hostfiles/2x8", "--gpu", "H100"]
 
 
@@ -125,11 +124,9 @@ def test_a_table_in_a_log_is_narrow_and_no_line_of_it_ends_in_blanks(monkeypatch
     grid.add_row("data", "none")
     console.console(columns=console.OF_LOGS).print(grid)
     lines = sys.stdout.getvalue().splitlines()
-    assert (
-        max(map(len, lines)) <= console.OF_LOGS < 105
-        and not any(line.endswith(" ") for line in lines)
-        and len(lines) == 3
-    )
+    assert max(map(len, lines)) <= console.OF_LOGS < 105
+    assert not any(line.endswith(" ") for line in lines)
+    assert len(lines) == 3
 
 
 @pytest.mark.parametrize("options, said", [
@@ -144,9 +141,8 @@ def test_what_is_said_of_marked_words_is_how_they_are_shown(options, said, monke
     assert marking(out) == said
     out.print("words", style="green underline")
     shown = out.file.getvalue()
-    assert ("[4" in shown, "32m" in shown) == {"green": (True, True), "underlined": (True, False)}.get(
-        said, (False, False)
-    )
+    marks = {"green": (True, True), "underlined": (True, False)}
+    assert ("[4" in shown, "32m" in shown) == marks.get(said, (False, False))
 
 
 @pytest.mark.parametrize("width, lines", [

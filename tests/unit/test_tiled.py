@@ -64,14 +64,8 @@ def test_nothing_is_larger_than_a_tile(model):
     wide = {size: model.config.to_dict()[size] for size in ("vocab_size", "intermediate_size")}
 
     def most(shapes, width):  # tokens of anything that is so wide; weights are as wide as the hidden size is not
-        return max(
-            (
-                torch.Size(shape).numel() // width
-                for shape in shapes
-                if shape and shape[-1] == width and len(shape) != 1
-            ),
-            default=0,
-        )
+        as_wide = (shape for shape in shapes if shape and shape[-1] == width and len(shape) != 1)
+        return max((torch.Size(shape).numel() // width for shape in as_wide), default=0)
 
     _, _, shapes = step(model)
     assert {key: most(shapes, width) for key, width in wide.items()} == dict.fromkeys(wide, TOKENS)

@@ -82,10 +82,8 @@ def test_two_looks_make_rates(watching):
             "watts": 512.3,
             "pids": [100],
         }
-        ranks = [
-            says(0, at=at, tokens=1500 * at, cpu=0.5 * at),
-            says(1, at=at, tokens=1400 * at, cpu=2 * at, memory=GIB),
-        ]
+        first = says(0, at=at, tokens=1500 * at, cpu=0.5 * at)
+        ranks = [first, says(1, at=at, tokens=1400 * at, cpu=2 * at, memory=GIB)]
         return facts(at, ranks, [gpu], busy=3 * at)
 
     text = shown(watching(node1=[look(10.0), look(20.0)]))
@@ -111,11 +109,8 @@ def test_who_stands_apart_is_marked_and_the_watchdog_says_why(watching, last, ma
 def test_a_run_of_which_no_rank_is_left_is_not_spoken_of_as_if_it_ran(watching, state, fault):
     """All of them were killed, and it said that rank 0 had not answered since step 41, and for which ranks the others wait."""
     last = {"gone": {"state": "gone", "age": 95.0}, "old": {"state": None, "age": 95.0}}[state]
-    told = [
-        {"event": "started"},
-        {"event": "step", "step": 41, "tokens_per_second": 900.0},
-        *([fault] if fault else []),
-    ]
+    step = {"event": "step", "step": 41, "tokens_per_second": 900.0}
+    told = [{"event": "started"}, step, *([fault] if fault else [])]
     ranks = [says(0, **last), says(1, "node2", step=40, **last | {"age": 99.0})]
     text = shown(watching(told=told, read=ranks))
     assert "No rank runs: the last was heard of 95 s ago, at step 41; " in text and "900 tokens/s" not in text
@@ -285,10 +280,9 @@ def test_hosts_that_only_a_strangers_files_name_are_not_asked(tmp_path, capsys, 
     assert top._trusted(named, True) == named and capsys.readouterr().err == ""
 
 
-def test_hosts_of_ones_own_launches_are_known(tmp_path, monkeypatch):
+def test_hosts_of_ones_own_launches_are_known(tmp_path, own_cache):
     from brigade.launch import background
 
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
     (tmp_path / "logs").mkdir()
     job = SimpleNamespace(output_dir=tmp_path / "run", hosts={"node1": 8, "node2": 8}, texts=dict)
     assert background.run(lambda: 0, tmp_path / "logs", job, False) == 0

@@ -47,13 +47,8 @@ def test_its_decoder_computes_what_the_text_model_by_itself_does(published, load
     loaded = load_base(settings, weights(settings, config), torch.float32).eval()
     decoder = getattr(transformers, DECODERS[config.model_type])(config.text_config).float().eval()
     states = model.state_dict()
-    decoder.load_state_dict(
-        {
-            name.replace("model.language_model", "model"): states[name]
-            for name in states
-            if "language_model" in name or "lm_head" in name
-        }
-    )
+    own = [name for name in states if "language_model" in name or "lm_head" in name]
+    decoder.load_state_dict({name.replace("model.language_model", "model"): states[name] for name in own})
     ids = torch.randint(3, 1000, (2, 24), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         logits = loaded(input_ids=ids).logits

@@ -22,19 +22,15 @@ from brigade.train.upstream.experts import beside_mamba
 from testing import traced_model
 from testing.small_configs import EXPERTS, LENGTH, config
 from testing.trace_settings import TraceSettings, settings_of
-from testing.traced_model import measure
+from testing.traced_model import measure, parameters
 
 pytestmark = pytest.mark.usefixtures("digests")
 
 
 # Hybrids: three layers of four without attention, as Qwen3.5 has them, and LFM2's convolutions.
 LINEAR = ["linear_attention"] * 3 + ["full_attention"]
-STATE = {
-    "linear_num_value_heads": 8,
-    "linear_num_key_heads": 4,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
-}
+STATE = {"linear_num_value_heads": 8, "linear_num_key_heads": 4}
+STATE |= dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 32)
 LATENT = {"kv_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "pad_token_id": 0,
           "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
 SPACE = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 64, "mamba_expand": 2, "mamba_chunk_size": 64}
@@ -118,8 +114,7 @@ def test_kimi_linears_layers_agree(checkpointing):
         "kimi_linear", **HYBRIDS["kimi_linear"] | MIXTURES | {"num_hidden_layers": 4, "mlp_layer_types": None}
     )
     shape = described(document, "x")
-    with torch.device("meta"):
-        assert shape.parameters == sum(p.numel() for p in build(document).parameters())
+    assert shape.parameters == parameters(document)
     sizes = (shape.ffn, shape.expert_ffn, shape.shared_ffn, shape.moe_layers, shape.top_k)
     assert sizes == (352, 64, 64, 3, 2) and shape.family.fp32_router
     job = Job(shape, LENGTH, checkpointing=checkpointing)
@@ -138,8 +133,7 @@ def test_a_hybrids_mixtures_are_counted():
         "jamba", **HYBRIDS["jamba"] | {"num_hidden_layers": 8, "num_experts": 8, "num_experts_per_tok": 2}
     )
     shape = described(document, "x")
-    with torch.device("meta"):
-        assert shape.parameters == sum(p.numel() for p in build(document).parameters())
+    assert shape.parameters == parameters(document)
     assert (shape.attending, shape.mixing, shape.moe_layers, shape.expert_ffn) == (0.25, 0.75, 4, 352)
     job = Job(shape, LENGTH)
     found = measure(document, settings_of(job))
@@ -154,8 +148,7 @@ def test_layers_with_a_state_space_beside_attention_agree(engine, checkpointing)
     """Falcon-H1's: each of the two reads a copy of its own, and under autocast multipliers in fp32 widen the space's input."""
     document = config("falcon_h1", **SPACE, mamba_d_ssm=256)
     shape = described(document, "x")
-    with torch.device("meta"):
-        assert shape.parameters == sum(p.numel() for p in build(document).parameters())
+    assert shape.parameters == parameters(document)
     assert shape.mixer and shape.mixer.beside and (shape.attending, shape.mixing) == (1, 1)
     assert shape.attended(1000) == 1000
     job = Job(shape, LENGTH, engine=engine, checkpointing=checkpointing, loss="released")
@@ -189,8 +182,7 @@ def test_layers_of_one_part_each_agree(name, engine, checkpointing):
     types = PATTERNS[name]
     document = {"model_type": "nemotron_h", **APART, "layers_block_type": types}
     shape = described(document, "x")
-    with torch.device("meta"):
-        assert shape.parameters == sum(p.numel() for p in build(document).parameters())
+    assert shape.parameters == parameters(document)
     assert shape.mixer and shape.apart and not shape.family.gated and shape.family.norms == 1 and shape.kv_heads == 2
     counts = [types.count(one) for one in ("full_attention", "linear_attention", "mlp", "moe")]
     assert [round(share * len(types)) for share in (shape.attending, shape.mixing)] == counts[:2]
@@ -241,13 +233,8 @@ def test_nemotron_3_nano_has_the_parameters_that_are_published():
     assert shape.parameters == 31_577_937_344
     assert shape.active == pytest.approx(3.58e9, rel=0.001)
     assert shape.active - shape.embedding == pytest.approx(3.23e9, rel=0.001)
-    assert (shape.layers, shape.moe_layers, shape.experts, shape.expert_ffn, shape.shared_ffn) == (
-        52,
-        23,
-        128,
-        1856,
-        3712,
-    )
+    assert (shape.layers, shape.moe_layers, shape.experts) == (52, 23, 128)
+    assert (shape.expert_ffn, shape.shared_ffn) == (1856, 3712)
 
 
 def test_experts_that_read_a_latent_vector_are_refused(mistake):

@@ -61,18 +61,8 @@ def test_what_was_counted_on_network_cards():
         # A Llama of hidden 256, 4 layers and a head of 4096 words: ZeRO-3's norms; what is not released after the forward pass.
         whole = 9 * 256 if of.kind == "zero3" else 0
         kept = 4096 * 256 + 256 if of.kind == "fsdp2" else (psi - whole) * of.keeps
-        found = traffic(
-            of.kind,
-            psi,
-            row["hosts"],
-            of.per_host,
-            row["accumulation"],
-            shard=of.shard,
-            hpz=of.hpz,
-            kept=kept,
-            whole=whole,
-            gloo=True,
-        )
+        how = {"shard": of.shard, "hpz": of.hpz, "kept": kept, "whole": whole, "gloo": True}
+        found = traffic(of.kind, psi, row["hosts"], of.per_host, row["accumulation"], **how)
         assert row["payload"] == pytest.approx(found.total, rel=0.05), row
 
 
@@ -124,9 +114,8 @@ def test_a_tied_embedding_s_gradient_goes_to_the_other_end():
 def test_each_rank_of_a_tensor_group_has_a_ring_of_its_own():
     """Eight rings of two ranks: of each matrix half of what one ring of sixteen would send less than."""
     plain, divided = (per_node(job(axes))[0].total for axes in (Axes(), Axes(tensor=8)))
-    assert divided / plain == pytest.approx(
-        (1 / 2) / (15 / 16) * (1 + 7 * 0.068), rel=0.05
-    )  # the embedding is whole eight times
+    # The embedding is whole eight times.
+    assert divided / plain == pytest.approx((1 / 2) / (15 / 16) * (1 + 7 * 0.068), rel=0.05)
 
 
 def test_experts_are_gathered_by_those_that_have_the_same():

@@ -9,12 +9,8 @@ from brigade.train.upstream.checkpoint_files import StateFile
 
 
 def line(step: int) -> dict[str, object]:
-    return {
-        "step": step,
-        "loss": 1 / (step + 1),
-        "epoch": float("nan") if step % 5 == 2 else step / 3,
-        "by": '"a"\n\t é',
-    }
+    epoch = float("nan") if step % 5 == 2 else step / 3
+    return {"step": step, "loss": 1 / (step + 1), "epoch": epoch, "by": '"a"\n\t é'}
 
 
 @pytest.fixture

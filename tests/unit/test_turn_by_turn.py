@@ -78,9 +78,8 @@ def problem(found):
 @every_family
 @pytest.mark.parametrize("last", [False, True], ids=["all turns", "the last turn"])
 def test_labels_are_those_of_our_marked_template_or_the_chat_is_refused(tokenizers, name, last):
-    ours, stock = (
-        machine(tokenizers[name], text, train_on_last_turn_only=last) for text in (text_of(name), unmarked(name))
-    )
+    texts = (text_of(name), unmarked(name))
+    ours, stock = (machine(tokenizers[name], text, train_on_last_turn_only=last) for text in texts)
     tally = Counter()
     for row in rows(name):
         marked, by_turns = encoded(ours, copy.deepcopy(row)), encoded(stock, row)
@@ -94,13 +93,8 @@ def test_labels_are_those_of_our_marked_template_or_the_chat_is_refused(tokenize
 
 def test_the_guide_has_the_results():
     guide = (Path(__file__).parents[2] / "docs/data.md").read_text(encoding="utf-8")
-    table = {
-        name.strip("`"): (every, last, why)
-        for names, every, last, why in re.findall(
-            r"^\| (`.+`) \| (\d+ of \d+) \| (\d+ of \d+) \| (.*?) \|$", guide, re.M
-        )
-        for name in names.split(", ")
-    }
+    lines = re.findall(r"^\| (`.+`) \| (\d+ of \d+) \| (\d+ of \d+) \| (.*?) \|$", guide, re.M)
+    table = {name.strip("`"): tuple(found) for names, *found in lines for name in names.split(", ")}
     for name, (every, last, why) in RESULTS.items():
         if why:
             assert table.pop(name) == (f"{every[0]} of {sum(every)}", f"{last[0]} of {sum(last)}", why)
@@ -227,8 +221,7 @@ def test_what_closes_a_chat_is_no_answers(own):
 def test_chats_with_tools_may_have_a_template_of_their_own(own):
     tokenizer, loaded = own({"default": text_of("chatml"), "tool_use": "{{ tools }}\n" + UNKNOWN})
     row = chat("a", "b") | {"tools": [TOOL]}
-    assert (
-        learned(tokenizer, encoded(loaded, chat("a", "b"))) == learned(tokenizer, encoded(loaded, row)) == "b<|im_end|>"
-    )
+    for each in (chat("a", "b"), row):
+        assert learned(tokenizer, encoded(loaded, each)) == "b<|im_end|>"
     how = chat_template.chat_format(tokenizer, loaded.encoder.templates)
     assert how.turn_by_turn and not how.stands_in

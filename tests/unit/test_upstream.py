@@ -6,7 +6,6 @@ A row that fails after an upgrade names the file to look at; brigade/train/upstr
 import ast
 import importlib.util
 import re
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -20,11 +19,13 @@ from brigade.train.step.pipeline_trainer import PipelineTrainer
 from brigade.train.upstream import peft_layers
 from brigade.train.upstream.trainer import HookedTrainer
 from testing import upstream_names
+from testing.command_line import run_here
 
 ROOT = Path(__file__).resolve().parents[2]
 UPSTREAM = ROOT / "brigade/train/upstream"
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "peft", "bitsandbytes")
-# Where the pinned versions define what upstream/ touches: private names, and public ones that no documentation promises.
+# Where the pinned versions define what upstream/ touches and does not import: private names, and public ones that no
+# documentation promises. What it imports is looked for by testing.upstream_names.
 DEFINED = {
     "torch/optim/adam.py": (
         "_foreach_addcmul_, _foreach_sqrt, _foreach_div_, _foreach_add_, _foreach_lerp_, _multi_tensor_adam"
@@ -32,23 +33,21 @@ DEFINED = {
     "transformers/training_args.py": "_n_gpu",
     "transformers/configuration_utils.py": "_attn_implementation",
     "transformers/modeling_utils.py": (
-        "_no_split_modules, _supports_sdpa, _supports_attention_backend, ALL_ATTENTION_FUNCTIONS, _init_weights, "
+        "_no_split_modules, _supports_sdpa, _supports_attention_backend, _init_weights, "
         "_can_record_outputs, _gradient_checkpointing_func, _keep_in_fp32_modules_strict"
     ),
     "transformers/models/deepseek_v3/modeling_deepseek_v3.py": "e_score_correction_bias",
     "transformers/models/afmoe/modeling_afmoe.py": "expert_bias",
     "transformers/models/llama4/modeling_llama4.py": (
-        "Llama4TextAttention, Llama4UnfoldConvolution, attn_temperature_tuning, use_rope, floor_scale, attn_scale"
+        "Llama4TextAttention, attn_temperature_tuning, use_rope, floor_scale, attn_scale"
     ),
     "transformers/image_processing_backends.py": "_preprocess",
     "transformers/models/bamba/modeling_bamba.py": "mamba2_split_conv1d_scan_combined",
-    "transformers/utils/output_capturing.py": "OutputRecorder, target_class, layer_name",
+    "transformers/utils/output_capturing.py": "target_class, layer_name",
     "transformers/models/mixtral/modeling_mixtral.py": "load_balancing_loss_func",
     "transformers/core_model_loading.py": (
-        "_weight_conversions, was_used, set_param_for_module, _is_hf_initialized, HF_DEACTIVATE_ASYNC_LOAD, "
-        "rename_source_key"
+        "_weight_conversions, was_used, _is_hf_initialized, HF_DEACTIVATE_ASYNC_LOAD"
     ),
-    "transformers/conversion_mapping.py": "get_model_conversion_mapping",
     "transformers/trainer.py": (
         "_tr_loss, _globalstep_last_logged, _initial_global_step, _prepare_for_training, _prepare_inputs, "
         "_clip_grad_norm, _get_grad_norm, _load_from_checkpoint, _load_best_model, "
@@ -59,14 +58,12 @@ DEFINED = {
     "transformers/models/auto/auto_factory.py": "_model_mapping",
     "transformers/integrations/integration_utils.py": "_SummaryWriter, _init_summary_writer",
     "transformers/integrations/moe.py": "_is_expert_parallel, _apply_gate, _default_apply_gate",
-    "transformers/integrations/deepspeed.py": "_hf_deepspeed_config_weak_ref, unset_hf_deepspeed_config",
+    "transformers/integrations/deepspeed.py": "_hf_deepspeed_config_weak_ref",
     "accelerate/state.py": "_shared_state, _reset_state",
     "accelerate/accelerator.py": "native_amp",
     "accelerate/parallelism_config.py": "_sizes",
     "accelerate/utils/other.py": "is_deepspeed_available",
-    "accelerate/utils/fsdp_utils.py": (
-        "fsdp2_load_full_state_dict, fsdp2_prepare_auto_wrap_policy, fsdp2_prepare_model"
-    ),
+    "accelerate/utils/fsdp_utils.py": "fsdp2_load_full_state_dict",
     "peft/tuners/tuners_utils.py": (
         "_get_tuner_state_dict_key_prefixes, _check_lora_target_modules_mamba, _get_embed_scale"
     ),
@@ -80,10 +77,8 @@ DEFINED = {
         "_create_row_parallel_layer, _ds_grad_allreduce_registered, _replace_module, _replace_with_config, "
         "update_mp_params"
     ),
-    "deepspeed/module_inject/layers.py": (
-        "_partition_sizes, GatherFromTensorParallelRegion, LinearAllreduceWithReplicatedInput, VocabParallelLinear"
-    ),
-    "deepspeed/module_inject/tp_plan_converter.py": "TPPlanConverter, SUPPORTED_STYLES",
+    "deepspeed/module_inject/layers.py": "_partition_sizes",
+    "deepspeed/module_inject/tp_plan_converter.py": "SUPPORTED_STYLES",
     "deepspeed/runtime/tensor_parallel/config.py": "_tp_plan",
     "transformers/distributed/tensor_parallel.py": "_hf_quantized_needs_local_tp",
     "deepspeed/utils/groups.py": (
@@ -124,14 +119,8 @@ DEFINED = {
 # torch's, outside of upstream/: each beside what it serves.
 OF_TORCH = {"_orig_mod", "_set_pg_timeout", "_softmax_backward_data", "_to_copy"}
 OF_GLOO = {"_Options", "_devices", "_timeout"}  # compiled
-OF_PYTHON = {
-    "_current_frames",
-    "_exit",
-    "_run_exitfuncs",
-    "_actions",
-    "_transport",
-    "_replace",
-}  # the last is documented
+# The last is documented.
+OF_PYTHON = {"_current_frames", "_exit", "_run_exitfuncs", "_actions", "_transport", "_replace"}
 FILES = [ROOT / "train.py", *sorted((ROOT / "brigade").rglob("*.py"))]
 
 
@@ -180,16 +169,13 @@ def own(tree: ast.AST) -> set[str]:
 def test_the_pinned_versions_have_what_we_touch(file, name):
     package, _, inside = file.partition("/")
     (folder,) = importlib.util.find_spec(package).submodule_search_locations
-    assert re.search(rf"\b{name}\b", (Path(folder) / inside).read_text()), (
-        "what was it for? brigade/train/upstream/ says"
-    )
+    text = (Path(folder) / inside).read_text()
+    assert re.search(rf"\b{name}\b", text), "what was it for? brigade/train/upstream/ says"
 
 
 def test_the_installed_versions_have_every_module_and_name_that_is_imported():
     """In a process of its own, for it imports all of them; for other versions: python -m testing.upstream_names"""
-    done = subprocess.run(
-        [sys.executable, "-m", "testing.upstream_names"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = run_here([sys.executable, "-m", "testing.upstream_names"], 300)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
@@ -266,7 +252,7 @@ with upstream.quick_imports(for_good=True):
     import sqlite3
 print(gc.get_freeze_count())
 """
-    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    told = run_here([sys.executable, "-c", code], 100)
     assert told.stdout.split() == ["0", "True", "True", "0"]
 
 
@@ -282,7 +268,7 @@ assert extract_model_from_parallel(model) is model and "deepspeed" not in sys.mo
 import deepspeed
 assert extract_model_from_parallel(model) is model
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = run_here([sys.executable, "-c", code], 100)
     assert done.returncode == 0, done.stderr
 
 
@@ -339,9 +325,8 @@ def named(tree: ast.AST, owners: tuple[str, ...]) -> set[str]:
 def ignored(handed: set[str]) -> set[str]:
     """Options of TrainingArguments that Transformers' Trainer reads only where a run never comes: in methods that ours replaces,
     or that only these call; and that nothing of ours reads."""
-    (trainer,) = (
-        node for node in parsed(Path(transformers.trainer.__file__)).body if getattr(node, "name", "") == "Trainer"
-    )
+    body = parsed(Path(transformers.trainer.__file__)).body
+    (trainer,) = (node for node in body if getattr(node, "name", "") == "Trainer")
     methods = {node.name: node for node in trainer.body if isinstance(node, ast.FunctionDef)}
     ours = [parsed(path) for path in (ROOT / "brigade/train").rglob("*.py")]
     room = [kind for kind in PipelineTrainer.__mro__ if kind.__module__.startswith("brigade.")]

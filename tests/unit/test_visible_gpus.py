@@ -30,9 +30,8 @@ def rank(monkeypatch):
     def settle(given, asked=None, *found, launcher=visible.BY_DEEPSPEED):
         began = {pid: {} if each is None else {visible.VISIBLE: each} for pid, each in zip(ABOVE, found, strict=False)}
         monkeypatch.setattr(os, "environ", {launcher: "1"})
-        os.environ |= {
-            name: value for name, value in ((visible.VISIBLE, given), (visible.ASKED, asked)) if value is not None
-        }
+        variables = {visible.VISIBLE: given, visible.ASKED: asked}
+        os.environ |= {name: value for name, value in variables.items() if value is not None}
         monkeypatch.setattr(os, "getppid", lambda: 101)
         monkeypatch.setattr(launched, "parent_of", lambda pid: pid + 1)
         monkeypatch.setattr(launched, "command_of", lambda pid: ABOVE.get(pid, b""))

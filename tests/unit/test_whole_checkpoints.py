@@ -39,8 +39,8 @@ def write(folder):
     (folder / "rng_state_0.pth").write_bytes(b"numbers")
 
 
-def names(run):
-    return sorted(path.name for path in run.directory.glob("checkpoint-*"))
+def named(folder):
+    return sorted(path.name for path in folder.glob("checkpoint-*"))
 
 
 def test_a_file_that_is_not_seen_costs_this_checkpoint_and_none_before_it(run, monkeypatch, mistake):
@@ -62,11 +62,11 @@ def test_a_file_that_is_not_seen_costs_this_checkpoint_and_none_before_it(run, m
             checkpoints.save, step, write, {}, None
         )
         checkpoints._job = checkpoints._thread = None
-    assert names(run) == ["checkpoint-2", "checkpoint-4"]
-    assert all(manifest.flaw(run.directory / name) is None for name in names(run))
+    assert named(run.directory) == ["checkpoint-2", "checkpoint-4"]
+    assert all(manifest.flaw(run.directory / name) is None for name in named(run.directory))
     monkeypatch.setattr(saving, "_bring", bring)
     checkpoints.save(8, write, {}, None)
-    assert names(run) == ["checkpoint-4", "checkpoint-8"]
+    assert named(run.directory) == ["checkpoint-4", "checkpoint-8"]
 
 
 def test_a_best_checkpoint_that_is_not_whole_does_not_count_among_those_to_keep(run):
@@ -76,7 +76,7 @@ def test_a_best_checkpoint_that_is_not_whole_does_not_count_among_those_to_keep(
     best = run.directory / "checkpoint-2"
     (best / "rng_state_0.pth").unlink()
     checkpoints.save(6, write, {}, best)
-    assert names(run) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+    assert named(run.directory) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
 
 
 @pytest.mark.parametrize("left", ["nothing", "an empty directory", "another run's"])
@@ -134,11 +134,8 @@ def test_whole_checkpoints_are_listed_newest_first_by_the_steps_of_their_manifes
         (tmp_path / name / on_disk.STATE).write_text(f'{{"global_step": {step}}}')
     (tmp_path / "checkpoint-20").mkdir()
     found = on_disk.whole_checkpoints(tmp_path)
-    assert [(step, path.name) for step, path in found.items()] == [
-        (10, "checkpoint-9"),
-        (6, "checkpoint-6"),
-        (4, "checkpoint-4"),
-    ]
+    names = [(step, path.name) for step, path in found.items()]
+    assert names == [(10, "checkpoint-9"), (6, "checkpoint-6"), (4, "checkpoint-4")]
 
 
 # ---- how often a checkpoint is written -------------------------------------------------------------------------------
@@ -165,10 +162,6 @@ def write_it(folder, step):
     (folder / "optimizer_0").mkdir()
     (folder / "optimizer_0" / "shard").write_bytes(bytes([step]) * 1000)
     (folder / on_disk.STATE).write_text("{}")
-
-
-def named(folder):
-    return sorted(path.name for path in folder.glob("checkpoint-*"))
 
 
 def test_the_newest_whole_checkpoint_and_the_best_one_stay(saver, tmp_path):

@@ -18,10 +18,7 @@ from brigade.train.recipe.files import find
 
 ERRORS = {
     "a mistake": (UserError("flag --x", "no such flag", "leave it out"), ("user", ())),
-    "a host's, which names others": (
-        UserError("x", "none there", "mount it", "host", ("node2",)),
-        ("host", ("node2",)),
-    ),
+    "a host's, which names others": (UserError("x", "gone", "mount it", "host", ("node2",)), ("host", ("node2",))),
     "a stale NFS handle": (OSError(errno.ESTALE, "Stale file handle"), ("host", ())),
     "a FUSE that died": (OSError(errno.ENOTCONN, "Transport endpoint is not connected"), ("host", ())),
     "a port in use": (OSError(errno.EADDRINUSE, "Address already in use"), ("passing", ())),

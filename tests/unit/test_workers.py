@@ -147,23 +147,14 @@ for number, _ in enumerate(workers.encoded(here.jobs(*map(here.Text, range(10**6
 """
 
 
-@pytest.mark.parametrize(
-    "sent, whole_group",
-    marks.cases(
-        *((signal.SIGINT, True), (signal.SIGKILL, False)), slow=[(signal.SIGINT, False), (signal.SIGTERM, False)]
-    ),
-)
+@pytest.mark.parametrize("sent, whole_group", marks.cases(
+    *((signal.SIGINT, True), (signal.SIGKILL, False)), slow=[(signal.SIGINT, False), (signal.SIGTERM, False)]
+))  # fmt: skip
 def test_no_process_outlives_the_run(sent, whole_group):
     """Ctrl-C reaches the whole group of a terminal; a scheduler's or the OOM killer's signal the run alone."""
-    tokenizer = builtin.TOKENIZER / "tokenizer.json"
-    run = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(RUN), str(tokenizer)],
-        cwd=REPOSITORY,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    command = [sys.executable, "-c", textwrap.dedent(RUN), str(builtin.TOKENIZER / "tokenizer.json")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    run = subprocess.Popen(command, cwd=REPOSITORY, start_new_session=True, **pipes)
     try:
         pids = [int(word) for word in run.stdout.readline().split()]
         assert len(pids) == 2

@@ -51,9 +51,8 @@ def test_it_keeps_what_deepspeed_keeps(distance):
         forward = modules(12, random_numbers)
         order = forward + forward[::-1]
         fetched = defaultdict(lambda: -1)
-        fetched |= {
-            each: random_numbers.randint(0, 30) for each in forward[3].parameters()
-        }  # skipped by the prefetcher
+        # The prefetcher skips these.
+        fetched |= {each: random_numbers.randint(0, 30) for each in forward[3].parameters()}
         of = coordinator(order, distance, fetched)
         for step, module in enumerate(order, 1):
             assert zero_parameters._params_to_release(of, module, step) == OWN(of, module, step)

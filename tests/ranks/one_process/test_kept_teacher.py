@@ -16,9 +16,7 @@ from testing.run_files import history, losses
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("distilling")
-    distilling.write_inputs(folder)
-    return folder
+    return distilling.write_inputs(tmp_path_factory.mktemp("distilling"))
 
 
 @pytest.fixture

@@ -18,9 +18,7 @@ DPO = Case("sigmoid")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("preferences")
-    preferences.write_inputs(folder)
-    return folder
+    return preferences.write_inputs(tmp_path_factory.mktemp("preferences"))
 
 
 @pytest.fixture

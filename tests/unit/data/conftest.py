@@ -11,6 +11,7 @@ from brigade.train.data import prepare as preparing
 def cache(tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("BRIGADE_CACHE", str(folder))
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # as train.py does: this process may have tokenised before
     return folder
 
 

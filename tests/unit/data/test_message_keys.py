@@ -85,21 +85,9 @@ def test_calls_that_contradict_themselves_are_refused(call, said):
 
 def test_unread_keys_of_calls_are_counted():
     unread = set()
-    read(
-        answer(
-            tool_calls=[
-                {
-                    "id": "1",
-                    "index": 0,
-                    "type": "function",
-                    "result": "5",
-                    "function": {"name": "f", "why": "x", "arguments": {}},
-                    "error": None,
-                }
-            ]
-        ),
-        unread,
-    )
+    call = {"id": "1", "index": 0, "type": "function", "result": "5", "error": None}
+    call |= {"function": {"name": "f", "why": "x", "arguments": {}}}
+    read(answer(tool_calls=[call]), unread)
     assert unread == {"key 'result' of tool calls", "key 'why' of tool calls"}
 
 

@@ -112,7 +112,6 @@ def test_splits_limits_and_mixtures_count_pairs(prepared, prepare, write, tokeni
 @pytest.mark.parametrize("processes", [1, 2])
 def test_what_cannot_be_used_is_skipped_as_whole_pairs(prepared, tokenizer, monkeypatch, processes):
     monkeypatch.setattr(rows, "CHUNK_BYTES", 300)
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     good, bad = pairs("a", 20), {"prompt": "a", "chosen": "b", "rejected": "b"}
     lost, long = (bad | changed for changed in (LOST, {"chosen": "b " * 60}))
     content = [bad, *good[:9], lost, bad, *good[9:], lost, long]

@@ -176,24 +176,16 @@ def test_texts_are_joined_where_there_is_no_template(encode, tokenizer):
 
 
 def test_what_a_message_says_in_one_form_it_says_when_read_again():
-    whole = [
-        ASK,
-        CALL,
-        {"role": "function_call", "content": '{"name": "g", "arguments": {}}'},
-        RESULT,
-        says("b", weight=0),
-    ]
+    second = {"role": "function_call", "content": '{"name": "g", "arguments": {}}'}
+    whole = [ASK, CALL, second, RESULT, says("b", weight=0)]
     once = messages.turns(copy.deepcopy(whole), set())
     assert messages.turns(copy.deepcopy(once), set()) == once and once[1]["tool_calls"][1]["function"]["name"] == "g"
 
 
 # ---- what of an answer is learned --------------------------------------------------------------------------------
 def test_thoughts_are_cut_of_both_answers(encode, tokenizer):
-    row = {
-        "prompt": [ASK],
-        "chosen": says("<think>Hm.</think>Very."),
-        "rejected": says("Less.", reasoning_content="Oh."),
-    }
+    chosen, rejected = says("<think>Hm.</think>Very."), says("Less.", reasoning_content="Oh.")
+    row = {"prompt": [ASK], "chosen": chosen, "rejected": rejected}
     found = encode(row, template="qwen3", thinking="cut")
     assert "Hm." not in tokenizer.decode(found.tokens) and "Oh." not in tokenizer.decode(found.tokens)
     assert found.samples["thoughts"].sum() == 2

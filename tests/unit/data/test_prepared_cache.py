@@ -217,9 +217,6 @@ def test_one_of_two_processes_makes_a_damaged_folder_anew(cache):
 
 def test_parallel_equals_serial_byte_for_byte(load, tokenizer, write, monkeypatch, capsys):
     monkeypatch.setattr(rows, "CHUNK_BYTES", 300)
-    monkeypatch.setenv(
-        "TOKENIZERS_PARALLELISM", "false"
-    )  # as train.py does: this process has tokenised before it forks
     data = {"dataset_name": None, "train_file": write("a.jsonl", chats("a", 80)), "packing": True, "max_length": 64}
     encoder, (origin,), _ = building.plan(load(data=data), tokenizer)
     pids = []
@@ -248,6 +245,5 @@ def test_parallel_equals_serial_byte_for_byte(load, tokenizer, write, monkeypatc
 
 def test_a_mistake_in_a_later_chunk_is_told_from_another_process(prepare, write, monkeypatch, mistake):
     monkeypatch.setattr(rows, "CHUNK_BYTES", 300)
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     file = write("a.jsonl", [*chats("a", 40), {"messages": []}, *chats("b", 40)])
     assert f"{file}, line 41" in mistake(prepare, train_file=file, dataset_num_proc=2)

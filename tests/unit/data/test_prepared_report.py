@@ -63,9 +63,8 @@ def test_many_lost_samples_and_few_held_out_have_lines_of_their_own(prepare, wri
             for length in (enough - 1, enough)]  # fmt: skip
     assert [each.facts["dropped"] for each in kept] == [5, 0]
     empty = [{"text": ""}] * 9  # which no max_length would keep, and which are no samples
-    mute = [
-        {"messages": [{"role": "user", "content": "a " * 90}, {"role": "assistant", "content": "b", "weight": 0}]}
-    ] * 5
+    answer = {"role": "assistant", "content": "b", "weight": 0}
+    mute = [{"messages": [{"role": "user", "content": "a " * 90}, answer]}] * 5
     said = report.lines(prepare(train_file=write("c.jsonl", [*chats("a", 45), *mute, *empty]), **held))
     assert said["lost"].endswith("; no max_length keeps 95% of them")
     assert said["held out"].startswith("19 samples only")
@@ -217,9 +216,8 @@ def test_of_a_long_sample_the_begin_and_the_end_of_what_is_learned_are_shown(pre
     shown = report.sample(prepare(**files, chat_template="qwen2.5"), tokenizer).plain
     begin, first, last = shown.split(" ... (")
     assert begin.startswith("<|im_start|>system") and len(begin) == 150 and "[[" not in begin
-    assert (
-        "characters left out) ... " in first and "Please. <|im_end|>" in first and "[[I begin. And I go on. " in first
-    )
+    assert "characters left out) ... " in first and "Please. <|im_end|>" in first
+    assert "[[I begin. And I go on. " in first
     assert first.endswith("]]") and last.endswith("And I go on. I end.<|im_end|>]]\n")
     lost = int(last.partition(" characters left out, ")[0].replace(",", ""))
     learned = len("I begin. I end.<|im_end|>") + 99 * len("And I go on. ")

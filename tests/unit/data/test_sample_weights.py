@@ -10,6 +10,7 @@ from brigade.train.data.sampling import GlobalBatches
 from brigade.train.distributed.process import this_process
 from brigade.train.loss import supervised_loss, tiled
 from testing.chats import HELD, chat
+from testing.small_configs import LEAST
 
 WEIGHS = {"columns": {"weight": "weight"}}
 
@@ -47,11 +48,9 @@ def test_packed_samples_keep_theirs(from_rows):
     own = np.repeat(sequence["weights"], sequence["lengths"])[1:][sequence["labels"][1:] != -100]
     for padding_free in (True, False):
         found = batch(data, padding_free, packed=True, multiple=64)
-        targets = (
-            found["shift_labels"]
-            if padding_free
-            else torch.nn.functional.pad(found["labels"], (0, 1), value=-100)[:, 1:]
-        )
+        targets = found["shift_labels" if padding_free else "labels"]
+        if not padding_free:
+            targets = torch.nn.functional.pad(targets, (0, 1), value=-100)[:, 1:]
         assert found[WEIGHTS].shape == targets.shape
         assert found[WEIGHTS][targets != -100].tolist() == own.tolist()
 
@@ -66,9 +65,8 @@ def test_where_all_weigh_one_nothing_is_handed_on(from_rows):
 
 
 def test_the_columns_name_is_the_sources_own_and_a_text_of_csv_is_a_number(from_rows, prepare, write, tmp_path):
-    named = from_rows(
-        {"text": "a b c", "quality": 0.25}, {"text": "d e f", "quality": 4}, columns={"weight": "quality"}
-    )
+    rows = ({"text": "a b c", "quality": 0.25}, {"text": "d e f", "quality": 4})
+    named = from_rows(*rows, columns={"weight": "quality"})
     assert sorted(float(sample["weights"][0]) for sample in named.train) == [0.25, 4]
     (tmp_path / "rows.csv").write_text("text,weight\na b c,0.25\nd e f,4\n")
     held = write("held.jsonl", [{"text": "held out"}])
@@ -162,16 +160,7 @@ def test_a_head_in_tiles_weighs_too(given):
 
     _, _, weights = given
     torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            hidden_size=16,
-            intermediate_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            vocab_size=11,
-        )
-    ).train()
+    model = LlamaForCausalLM(LlamaConfig(**LEAST, vocab_size=11)).train()
     terms, ids = supervised_loss.Terms(0.1, 0.01), torch.randint(0, 11, (2, 40))
     supervised_loss.apply(model, terms)
     losses = []

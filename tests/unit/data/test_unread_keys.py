@@ -20,7 +20,6 @@ def chat(*contents, **columns):
 @pytest.mark.parametrize("processes", [1, 2])
 def test_what_nobody_reads_is_counted_over_the_rows_that_are_trained_on(prepare, write, monkeypatch, processes):
     monkeypatch.setattr(rows, "CHUNK_BYTES", 300)
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     named = {"messages": turns("a", "b", name="Ada")}
     content = [chat(f"a{i}", "b", source="web", tags=[]) for i in range(6)] + [
         named,

@@ -20,6 +20,12 @@ from brigade.train.host import cpu_threads
 from testing.launches import CACHE, REPOSITORY, talk
 
 
+def order_of(*command, **more):
+    """The order to start a launcher of two ranks."""
+    order = {"do": "start", "run": f"test-{time.monotonic_ns()}", "command": [*command], "cwd": str(REPOSITORY)}
+    return order | {"environment": {}, "files": {}, "ranks": 2} | more
+
+
 def test_an_agent_whose_channel_closes_stops_everything_even_what_ignores_sigterm(monkeypatch):
     """And its ranks share the host's cores, unless the user says otherwise, and read the files that came with the order."""
     monkeypatch.delenv(cpu_threads.VARIABLE, raising=False)
@@ -28,15 +34,8 @@ def test_an_agent_whose_channel_closes_stops_everything_even_what_ignores_sigter
         "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
         "print('up ' + os.environ['OMP_NUM_THREADS'] + ' ' + open(os.environ['READ']).read(), flush=True)\ntime.sleep(600)"
     )
-    order = {
-        "do": "start",
-        "run": f"test-{time.monotonic_ns()}",
-        "command": [sys.executable, "-c", stubborn],
-        "cwd": str(REPOSITORY),
-        "environment": {"READ": "{launched.json}"},
-        "files": {"launched.json": "texts"},
-        "ranks": 2,
-    }
+    files = {"environment": {"READ": "{launched.json}"}, "files": {"launched.json": "texts"}}
+    order = order_of(sys.executable, "-c", stubborn, **files)
     lines, seconds = talk(order, seconds=1.5)
     kinds = [line["is"] for line in lines]
     assert kinds[0] == "hello" and "stopped" in kinds
@@ -50,11 +49,8 @@ def test_an_agent_whose_channel_closes_stops_everything_even_what_ignores_sigter
 def test_an_agent_answers_orders_and_names_who_holds_a_port():
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
-        lines, _ = talk(
-            {"do": "listen", "id": 1, "port": port, "nonce": ""},
-            {"do": "files", "id": 2, "paths": ["/", "/nowhere"]},
-            seconds=1,
-        )
+        listen = {"do": "listen", "id": 1, "port": port, "nonce": ""}
+        lines, _ = talk(listen, {"do": "files", "id": 2, "paths": ["/", "/nowhere"]}, seconds=1)
     answers = {line["id"]: line for line in lines if line["is"] == "answer"}
     assert "process" in answers[1]["taken"] and answers[2]["missing"] == ["/nowhere"]
     hello = lines[0]
@@ -89,15 +85,7 @@ def test_ranks_join_no_rank_0_of_another_launch(monkeypatch):
 
 def test_an_agent_that_leaves_hears_nothing_more_and_says_why(tmp_path):
     """srun sends its step a signal while launch still gives orders: asyncio answered `assert not self._eof`."""
-    order = {
-        "do": "start",
-        "run": f"test-{time.monotonic_ns()}",
-        "cwd": str(REPOSITORY),
-        "environment": {},
-        "files": {},
-        "ranks": 2,
-    }
-    order["command"] = ["bash", "-c", "trap '' TERM; echo up; sleep 1"]
+    order = order_of("bash", "-c", "trap '' TERM; echo up; sleep 1")
     with (tmp_path / "errors").open("w+") as errors:
         lines, _ = talk(order, signal.SIGTERM, *[{"do": "beat", "patience": 60}] * 3, seconds=0.2, stderr=errors)
         errors.seek(0)
@@ -127,9 +115,8 @@ def test_a_launch_goes_on_without_its_terminal_and_is_followed(launch_there, tmp
         said = subprocess.run(follow, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=60)
         assert said.returncode == 0 and "\ntrained\n" in said.stdout and "succeeded: " in said.stdout, said
     assert oct((tmp_path / "logs/launch.log").stat().st_mode & 0o777) == "0o600"
-    said = subprocess.run(
-        [*follow[:-1], str(tmp_path)], cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=60
-    )
+    follow[-1] = str(tmp_path)
+    said = subprocess.run(follow, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=60)
     assert said.returncode == 2 and "no launch of it is known here" in said.stderr
 
 
@@ -167,11 +154,8 @@ NONSENSE = {
 @pytest.mark.parametrize("message", NONSENSE)
 def test_a_host_that_says_nonsense_is_lost(message):
     hello = {"is": "hello", "host": "", "machine": "", "versions": {}, "project": "", "gpus": 0, "addresses": {}}
-    agent = [
-        sys.executable,
-        "-c",
-        f"print('brigade> {json.dumps(hello)}\\nbrigade>', {message!r}, flush=True); input()",
-    ]
+    says = f"print('brigade> {json.dumps(hello)}\\nbrigade>', {message!r}, flush=True); input()"
+    agent = [sys.executable, "-c", says]
 
     async def hear():
         channel = Channel("node2", range(1, 2), agent, asyncio.Queue())

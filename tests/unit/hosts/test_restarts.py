@@ -244,9 +244,8 @@ def test_a_run_whose_line_was_lost_at_its_end_is_judged_by_its_marker(hostfile, 
 
 # ---- what was launched -----------------------------------------------------------------------------------------------
 @pytest.fixture
-def project(tmp_path, monkeypatch):
+def project(tmp_path, monkeypatch, own_cache):
     """A recipe of a user's own, with an accelerate config that names a ds_config, a hostfile and a loss."""
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     tiny = recipe_files.read_yaml(recipe_files.DEFAULT_RECIPE)
     tiny["cluster"] = {"hostfile": "hosts", "accelerate_config": "zero.yaml"}
@@ -309,9 +308,8 @@ def launch_with(project, monkeypatch):
         ask = lambda *_, **__: asyncio.sleep(0, told)  # noqa: E731
         silence = SimpleNamespace(seconds=lambda: 0.0)
         more = {"open": False, "stopped": True, "hello": {}, "hearing": silence, "patience": 60.0}
-        return SimpleNamespace(
-            host=host, ranks=range(1), slots=1, ask=ask, tell=lambda *_, **__: None, close=nothing, **more
-        )
+        known = {"host": host, "ranks": range(1), "slots": 1, "ask": ask}
+        return SimpleNamespace(**known, tell=lambda *_, **__: None, close=nothing, **more)
 
     def attempt(number, told):
         job = make("mine.yaml", [], None)

@@ -112,9 +112,8 @@ def lengths_of(model, numbers):
 
 def flat(model, how="sdpa"):
     """A text, two samples of one sequence, one more, and a blank."""
-    return collated(
-        model, [sequence(model, 0), sequence(model, 1, 2), sequence(model, 3), model.processor.blank()], how
-    )
+    sequences = [sequence(model, 0), sequence(model, 1, 2), sequence(model, 3), model.processor.blank()]
+    return collated(model, sequences, how)
 
 
 @pytest.mark.parametrize("kind, how", WAYS)

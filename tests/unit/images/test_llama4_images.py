@@ -63,9 +63,8 @@ def test_pixels_are_nearly_those_of_torchvision(size):
     assert plain["aspect_ratios"].tolist() == [grid.tolist()]
     assert np.abs(plain["pixel_values"].numpy().astype(int) - wanted).max() <= 1  # of 255
     if size == "16x16":  # is not scaled
-        assert np.array_equal(
-            processor([Image.fromarray(image)], return_tensors="pt")["pixel_values"].numpy(), coloured
-        )
+        pixels = processor([Image.fromarray(image)], return_tensors="pt")["pixel_values"]
+        assert np.array_equal(pixels.numpy(), coloured)
 
 
 def test_a_tower_in_bf16_takes_pixels_in_fp32(written, picture):

@@ -167,8 +167,7 @@ CHATS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_samples_are_what_the_models_processor_makes(kind, written, load, tmp_path, monkeypatch):
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
+def test_samples_are_what_the_models_processor_makes(kind, written, load, tmp_path, own_cache):
     pictures = {name: Image.effect_noise(size, 90).convert("RGB") for name, size in SIZES.items()}
     for name, picture in pictures.items():
         picture.save(tmp_path / name)
@@ -188,9 +187,8 @@ def test_samples_are_what_the_models_processor_makes(kind, written, load, tmp_pa
         images = {"images": [pictures[name] for name in names]} if names else {}
         ids = own.processor.own(text=[text], **images)["input_ids"][0]
         assert sample["input_ids"].tolist() == list(ids)
-        assert all(
-            np.array_equal(image.open(), pictures[name]) for image, name in zip(sample["images"], names, strict=True)
-        )
+        pairs = zip(sample["images"], names, strict=True)
+        assert all(np.array_equal(image.open(), pictures[name]) for image, name in pairs)
         answers = [turn["content"][0]["text"] for turn in chat if turn["role"] == "assistant"]
         learned = own.tokenizer.decode([int(label) for label in sample["labels"] if label != IGNORED])
         end = MODELS[kind]["end"]
@@ -198,10 +196,9 @@ def test_samples_are_what_the_models_processor_makes(kind, written, load, tmp_pa
 
 
 def test_an_image_that_the_processor_does_not_take_names_its_file_and_row(
-    written, load, tmp_path, monkeypatch, user_error
+    written, load, tmp_path, own_cache, user_error
 ):
     """Qwen's take none that is more than 200 times as long as wide; skip_bad_rows leaves such a row out."""
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
     Image.new("RGB", (1, 900)).save(tmp_path / "thin.png")
     Image.new("RGB", (90, 90)).save(tmp_path / "fine.png")
     rows = [[pictured(tmp_path / "fine.png"), answer("Well.")], [pictured(tmp_path / "thin.png"), answer("A line.")]]

@@ -37,14 +37,8 @@ def proof_of(wrong=(), with_="varlen", device=H100, **milliseconds):
             found[name]["attention"] = with_
     rows = {name: table[name] for name in found}
     key = proofs.key(models.as_json(written()), SHAPES, device)
-    return {
-        "key": key,
-        "quick": False,
-        "seconds": 9.0,
-        "made": 0,
-        "fastest": judging.judge(rows, found),
-        "paths": found,
-    }
+    about = {"key": key, "quick": False, "seconds": 9.0, "made": 0}
+    return about | {"fastest": judging.judge(rows, found), "paths": found}
 
 
 @pytest.fixture
@@ -103,10 +97,8 @@ def test_a_slower_optimizer_is_not_taken_and_one_in_8_bits_never(settled):
     assert kernels(settled(proof_of(**ATTENTION, adamw_torch_fused=3.0, adamw_torch=1.0), *ALL[:2]))[2] == "adamw_torch"
     wrong = proof_of(("adamw_torch",), **ATTENTION, adamw_torch_fused=3.0, adamw_torch=1.0, adamw_8bit=0.1)
     assert kernels(settled(wrong, *ALL[:2]))[2] == FUSED
-    assert [name for name, row in paths.table().items() if row["kind"] == "optimizer" and row.get("auto")] == [
-        FUSED,
-        "adamw_torch",
-    ]
+    optimizers = {name: row for name, row in paths.table().items() if row["kind"] == "optimizer"}
+    assert [name for name, row in optimizers.items() if row.get("auto")] == [FUSED, "adamw_torch"]
 
 
 def test_a_set_that_was_tried_with_another_attention_is_not_taken(settled):
@@ -115,9 +107,8 @@ def test_a_set_that_was_tried_with_another_attention_is_not_taken(settled):
     settings = settled(proof, *ALL, "--attn_implementation", "sdpa")
     assert kernels(settings)[:2] == (False, False)
     assert settings.asked[0]["attention"] == "sdpa" and "set" in settings.asked[0]["kinds"]
-    assert kernels(
-        settled(proof_of(with_="sdpa", **ATTENTION, **ALONE, **SETS), *ALL, "--attn_implementation", "sdpa")
-    )[0]
+    proof = proof_of(with_="sdpa", **ATTENTION, **ALONE, **SETS)
+    assert kernels(settled(proof, *ALL, "--attn_implementation", "sdpa"))[0]
 
 
 def test_a_proof_of_another_driver_is_not_used(settled):
@@ -137,12 +128,8 @@ def test_a_first_run_tries_what_its_recipe_leaves_open(settled, monkeypatch):
 
 def test_all_hosts_take_what_each_has_proven(settled, monkeypatch, load):
     proofs.write(proof_of(**ATTENTION, **ALONE, **OPTIMIZERS, **SETS))
-    second = {
-        "attention": ATTENTION,
-        "set": {"with_liger": 9.0, "attention_alone": 9.5},
-        "optimizer": {},
-        "with": "varlen",
-    }
+    sets = {"with_liger": 9.0, "attention_alone": 9.5}
+    second = {"attention": ATTENTION, "set": sets, "optimizer": {}, "with": "varlen"}
     answers = iter([("host-2", H100["name"]), second])
     monkeypatch.setattr(auto.ranks, "gather", lambda mine: [mine, next(answers)])
     settings = load(*RUN, *ALL)
@@ -196,9 +183,8 @@ def test_a_set_whose_part_is_not_proven_is_not_tried():
 @pytest.mark.slow
 def test_compiled_layers_are_proven_together_with_the_attention_of_a_cpu():
     table = paths.table()
-    rows = {
-        name: table[name] for name in ("varlen", "eager", "compiled", "uncompiled", "attention_alone", "with_compiled")
-    }
+    names = ("varlen", "eager", "compiled", "uncompiled", "attention_alone", "with_compiled")
+    rows = {name: table[name] for name in names}
     limits = {"seconds": 500.0, "path": 240.0, "rounds": 1}
     small = models.as_json(transformers.AutoConfig.for_model("llama", **LLAMA | {"vocab_size": 256}))
     shapes = SHAPES | {"dtype": "fp32", "max_length": 64}

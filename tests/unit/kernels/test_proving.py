@@ -39,19 +39,16 @@ def tried(rows, family="llama", dtype="fp32", **values):
 
 
 # ---- what agrees, and what does not --------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    "family, dtype",
-    marks.cases(
-        *(("llama", "fp32"), ("llama", "bf16"), ("gpt2", "bf16")),
-        slow=[("mistral", "bf16"), ("qwen3_moe", "fp32"), ("deepseek_v3", "bf16")],
-        matrix=[
-            (family, dtype)
-            for family in ("mistral", "qwen3_moe", "gemma3_text", "deepseek_v3", "qwen3_5_text")
-            for dtype in ("fp32", "bf16")
-            if (family, dtype) != ("qwen3_5_text", "bf16")
-        ],
-    ),
-)
+@pytest.mark.parametrize("family, dtype", marks.cases(
+    *(("llama", "fp32"), ("llama", "bf16"), ("gpt2", "bf16")),
+    slow=[("mistral", "bf16"), ("qwen3_moe", "fp32"), ("deepseek_v3", "bf16")],
+    matrix=[
+        (family, dtype)
+        for family in ("mistral", "qwen3_moe", "gemma3_text", "deepseek_v3", "qwen3_5_text")
+        for dtype in ("fp32", "bf16")
+        if (family, dtype) != ("qwen3_5_text", "bf16")
+    ],
+))  # fmt: skip
 def test_what_cpus_have_agrees_with_eager(family, dtype):
     found = tried(own("varlen", "sdpa", "eager"), family, dtype)
     assert {name: event["why"] for name, event in found.items()} == {"varlen": "", "sdpa": "", "eager": ""}

@@ -57,10 +57,8 @@ MARKER = {"by": "SIGTERM", "time": TIME, "steps": 9, "step": 2, "held_out_loss_b
 TASK = {"step": 2, "task": "t", "metric": "acc", "filter": "none", "value": 0.5, "stderr": 0.1, "samples": 4, "shots": 0,
         "chat_template": False, "limit": None, "lm_eval": "0.4.13", "time": TIME}  # fmt: skip
 ANSWER = {"step": 2, "source": "chats", "question": "q", "reference": "r", "answer": "a"}
-MANIFEST = {
-    "files": {"model.safetensors": {"bytes": 3, "xxh3": "00"}},
-    "run": {"strategy": {"name": "zero3"}, "ranks": 2},
-}
+FILES = {"model.safetensors": {"bytes": 3, "xxh3": "00"}}
+MANIFEST = {"files": FILES, "run": {"strategy": {"name": "zero3"}, "ranks": 2}}
 DOCUMENTS = {
     "run.yaml": RUN, "events.jsonl": EVENTS, "heartbeats/rank-0.json": BEAT, "heartbeats/rank-1.json": BEAT | {"rank": 1},
     "trainer_state.json": STATE, "success.json": MARKER, "stopped.json": MARKER, "answers.jsonl": [ANSWER],
@@ -121,9 +119,8 @@ def directories(draw):
         how = draw(st.integers(0, 9))
         if how < 6:
             shown = draw(forged(document))
-            lines = (
-                map(json.dumps, shown) if path.endswith("jsonl") and isinstance(shown, list) else [json.dumps(shown)]
-            )
+            whole = path.endswith("jsonl") and isinstance(shown, list)
+            lines = map(json.dumps, shown if whole else [shown])
             found[path] = "\n".join(lines).encode()
         elif how == 6:
             found[path] = draw(RAW)

@@ -70,9 +70,13 @@ WRITERS = {
 }
 
 
-@pytest.mark.parametrize("name", WRITERS)
-def test_a_planted_link_is_not_followed(run, victim, name, monkeypatch):
+@pytest.fixture
+def blank(monkeypatch):
     monkeypatch.setattr(page, "html", lambda records: page.MARK)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_planted_link_is_not_followed(run, victim, name, blank):
     planted = run / name
     planted.parent.mkdir(exist_ok=True)
     victim.write_text(before := planted.read_text() if planted.exists() else "")
@@ -152,9 +156,8 @@ READERS = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_fifo_holds_nobody(run, name, monkeypatch):
+def test_a_fifo_holds_nobody(run, name, blank):
     """Whoever opens one without care waits for ever; here the alarm would end that."""
-    monkeypatch.setattr(page, "html", lambda records: page.MARK)
     fifo = run / name
     fifo.parent.mkdir(exist_ok=True)
     fifo.unlink(missing_ok=True)
@@ -188,8 +191,7 @@ def stop_after(seconds):
     return lambda: (signal.alarm(0), signal.signal(signal.SIGALRM, former))
 
 
-def test_whoever_locks_the_events_delays_the_page_for_a_moment(run, monkeypatch):
-    monkeypatch.setattr(page, "html", lambda records: page.MARK)
+def test_whoever_locks_the_events_delays_the_page_for_a_moment(run, monkeypatch, blank):
     monkeypatch.setattr(command, "TURN", 0.2)
     with (run / events.FILE).open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -198,8 +200,7 @@ def test_whoever_locks_the_events_delays_the_page_for_a_moment(run, monkeypatch)
     assert 0.2 <= time.monotonic() - began < 3 and (run / "report.html").exists()
 
 
-def test_the_page_of_another_user_s_run_is_written_where_it_is_asked_for(run, monkeypatch, prints, tmp_path):
-    monkeypatch.setattr(page, "html", lambda records: page.MARK)
+def test_the_page_of_another_user_s_run_is_written_where_it_is_asked_for(run, monkeypatch, prints, tmp_path, blank):
     monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
     said = prints(2, "report", str(run), "--page_only")
     assert f"cure: name the page: --html {run.name}.html" in said and not (run / "report.html").exists()
@@ -214,8 +215,7 @@ def test_a_run_asks_for_its_own_page(run, monkeypatch):
     assert started[0][-2:] == ["--html", str(run / "report.html")]
 
 
-def test_answers_are_for_their_owner_and_the_rest_is_by_the_umask(run, monkeypatch):
-    monkeypatch.setattr(page, "html", lambda records: page.MARK)
+def test_answers_are_for_their_owner_and_the_rest_is_by_the_umask(run, blank):
     before = os.umask(0o022)
     try:
         (run / "answers.jsonl").unlink()
@@ -247,9 +247,8 @@ for name in ("success.json", ".success.json", "events.jsonl", "report.html"):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
-def test_a_second_user_gains_no_write_by_links(run, victim, monkeypatch):
+def test_a_second_user_gains_no_write_by_links(run, victim, blank):
     """All may write to the directory, on a host without fs.protected_symlinks."""
-    monkeypatch.setattr(page, "html", lambda records: page.MARK)
     for folder in (run.parent, run):
         folder.chmod(0o777)
     for above in run.parent.parents:  # pytest's own, one more under xdist

@@ -179,9 +179,8 @@ def test_attach_to_a_strangers_launch(tmp_path, said_by):
 
 def test_lint_of_a_strangers_file(tmp_path, said_by):
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(
-        f"model:\n  model_name_or_path: {json.dumps(ALL)}\n  {json.dumps(f'{ALL}[red]')}: 1\ntraining: {{}}\n"
-    )
+    key = json.dumps(f"{ALL}[red]")
+    recipe.write_text(f"model:\n  model_name_or_path: {json.dumps(ALL)}\n  {key}: 1\ntraining: {{}}\n")
     text = said_by(lambda: main(["lint", str(recipe)]))
     assert "[red]" in text and is_harmless(text)
 
@@ -239,9 +238,8 @@ def test_the_commands_of_a_page_run_nothing_of_a_strangers(run, tmp_path):
 
 
 def test_good_commits_are_checked_out(tmp_path):
-    assert facts.repeat(_record(tmp_path, commit="0123456789ab+", ranks=1))[0].startswith(
-        "git checkout 0123456789ab   #"
-    )
+    record = _record(tmp_path, commit="0123456789ab+", ranks=1)
+    assert facts.repeat(record)[0].startswith("git checkout 0123456789ab   #")
     assert ranks_of({"ranks": 4, "replicas": 2}) == 8 and ranks_of({}) == 0
 
 

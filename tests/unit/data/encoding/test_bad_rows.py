@@ -56,10 +56,12 @@ def test_an_empty_file(prepare, mistake, tmp_path, empty):
 
 @pytest.mark.parametrize("row, said", [
     (chat("a question"), "without an assistant turn"),
-    (chat("a", "b", roles=("user", "user")), "do not alternate"),
+    ({"prompt": chat("a")["messages"], "completion": chat("b")["messages"]}, "no assistant turn"),
+    *((chat("a", "b", roles=(role, role)), "do not alternate") for role in ("user", "assistant")),
     ({"messages": [*chat("a", "b")["messages"], {"role": "assistant", "content": "c"}]}, "do not alternate"),
     ({"messages": [*chat("a", "b")["messages"], {"role": "system", "content": "c"}]}, "can only be the first"),
-    ({"question": "a", "answer": "b"}, "'question', 'answer'"), ({"prompt": "a"}, "'completion'"),
+    ({"question": "a", "answer": "b"}, "'question', 'answer'"), ({"prompt": "a"}, "'completion'"), ({}, "nothing"),
+    ({"prompt": "a", "completion": 3}, "two lists"), ({"text": "\ud800"}, "train.jsonl"),
     ({"prompt": "a", "completion": ""}, "empty"), ({"text": 7}, "the text is 7, not text"),
     ({"text": ["a"]}, "the text is ['a'], not text"), ({"messages": 3}, "messages is 3, not a list"),
     ({"text": None}, "'text' is null"), ({"messages": None}, "'messages' is null"),
@@ -97,7 +99,6 @@ def test_all_bad_rows_are_listed_or_on_request_skipped_and_counted(
     prepare, mistake, capsys, monkeypatch, tmp_path, processes
 ):
     monkeypatch.setattr(rows, "CHUNK_BYTES", 300)
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     text = "".join(f"{json.dumps(row)}\n" for row in BROKEN) + "{no json\n" + f"{json.dumps(chat('b', 'long ' * 99))}\n"
     options = {"heldout": HELD, "dataset_num_proc": processes, "max_length": 64, "truncation": False}
     message = mistake(prepare, text, **options)

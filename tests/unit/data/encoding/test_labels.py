@@ -151,10 +151,8 @@ def test_a_stock_template_without_marks(prepare, mistake, tokenizer):
     assert "generation" in mistake(prepare, chat_template=None, tokenizer=stock)
     assert len(prepare(chat_template="chatml", tokenizer=stock).train) == 19
     # Texts need none.
-    assert (
-        len(prepare([{"text": c["messages"][1]["content"]} for c in CHATS], chat_template=None, tokenizer=stock).train)
-        == 19
-    )
+    texts = [{"text": chat["messages"][1]["content"]} for chat in CHATS]
+    assert len(prepare(texts, chat_template=None, tokenizer=stock).train) == 19
 
 
 def test_a_template_that_is_not_there(prepare, mistake):

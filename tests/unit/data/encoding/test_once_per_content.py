@@ -24,9 +24,8 @@ def test_a_file_of_another_name_with_the_same_content_is_the_same_data(prepare, 
     first = prepare()
     other = tmp_path / "other.jsonl"
     other.write_bytes((tmp_path / "train.jsonl").read_bytes())
-    again = preparing.prepare(
-        load("--learning_rate", "1", data={"dataset_name": None, "train_file": str(other)}), tokenizer
-    )
+    elsewhere = load("--learning_rate", "1", data={"dataset_name": None, "train_file": str(other)})
+    again = preparing.prepare(elsewhere, tokenizer)
     assert again.fingerprint == first.fingerprint
 
 

@@ -13,9 +13,8 @@ from testing.dialogues import FAMILIES
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
 CODE = "def f(x):\n\tif x < 3 and \"a\" != 'b':\n        return {'k': \"v\\n\"}  # <b>bold</b> & more\n"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "description": 'The city\'s "name"'}}}
-TOOLS = [
-    {"type": "function", "function": {"name": "weather_of", "description": "It looks:\né, <b>.", "parameters": SCHEMA}}
-]
+WEATHER = {"name": "weather_of", "description": "It looks:\né, <b>.", "parameters": SCHEMA}
+TOOLS = [{"type": "function", "function": WEATHER}]
 ARGUMENTS = {"city": "Ro\"m'e\n é", "days": 3, "f": 1.5, "big": 1e20, "yes": True, "in": {"l": [1, "two", {"x": CODE}]}}
 OPENING = "{% for m in messages %}<{{ m.role }}>"
 CLOSING = "</s>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"

@@ -154,11 +154,8 @@ STRUCT = {"bytes": b"x", "path": None}
 def test_a_column_that_seems_to_hold_an_image(encode, problem, shown, columns):
     """It is named where none was found in the row; it may be left out on purpose."""
     name = next(name for name, value in columns.items() if value)
-    for content in (
-        PLAIN | columns,
-        {"prompt": "What?", "completion": "A dog."} | columns,
-        {"text": "A dog."} | columns,
-    ):
+    kinds = (PLAIN, {"prompt": "What?", "completion": "A dog."}, {"text": "A dog."})
+    for content in (kind | columns for kind in kinds):
         found = encode(content)
         assert f"column {name!r} seems to hold one" in problem(found)
         assert f"columns: {{images: {name}}}" in found.bad[0][1].args[1]

@@ -126,9 +126,8 @@ def test_an_images_tokens_in_an_answer_are_never_learned(encode, problem):
 
 
 def test_a_tokenizer_without_the_processors_token_is_named(tokenizer, knowing, mistake):
-    encoder = Encoder(
-        tokenizer.backend_tokenizer.to_str(), ChatTemplates(""), {}, 0, 9, True, images=Processor(knowing)
-    )
+    backend = tokenizer.backend_tokenizer.to_str()
+    encoder = Encoder(backend, ChatTemplates(""), {}, 0, 9, True, images=Processor(knowing))
     assert f"writes {IMAGE} for an image" in mistake(LoadedEncoder, encoder)
 
 
