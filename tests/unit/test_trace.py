@@ -18,7 +18,6 @@ from brigade.plan.costs.job import FUSED, Job
 from brigade.plan.costs.step_time import layer_seconds
 from brigade.plan.hardware import gpu
 from brigade.plan.runs import calibrate
-from brigade.plan.shape.built import build
 from brigade.plan.shape.find import described
 from brigade.plan.shape.from_code import shape_from_model
 from brigade.plan.shape.from_config import shape_of
