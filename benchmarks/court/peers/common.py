@@ -5,8 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainingArguments
-
 from benchmarks.court.peers.record import Job
 
 # DeepSpeed's documented configuration for Transformers, with everything that the arguments decide left to them.
@@ -80,17 +78,17 @@ def with_marks(row: Job, folder: Path) -> Job:
 
 
 def _shard_on_a_cpu() -> None:
-    """Let Accelerate shard on a CPU, too, behind TrainingArguments. By itself it makes DDP of FSDP there without a word."""
+    """Let Accelerate shard on a CPU, too. By itself it makes DDP of FSDP there without a word."""
     from accelerate.state import PartialState
     from accelerate.utils import DistributedType
 
-    begin = TrainingArguments.__post_init__
+    begin = PartialState.__init__
 
-    def settle(made: TrainingArguments) -> None:
-        begin(made)
-        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+    def settle(state: Any, *given: Any, **named: Any) -> None:
+        begin(state, *given, **named)
+        state.distributed_type = DistributedType.MULTI_GPU
 
-    TrainingArguments.__post_init__ = settle
+    PartialState.__init__ = settle
 
 
 def trained(job: Job, make: Callable[[], Any]) -> str:
