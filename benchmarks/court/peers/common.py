@@ -86,7 +86,8 @@ def _shard_on_a_cpu() -> None:
 
     def settle(state: Any, *given: Any, **named: Any) -> None:
         begin(state, *given, **named)
-        state.distributed_type = DistributedType.MULTI_GPU
+        if state.distributed_type == DistributedType.MULTI_CPU:
+            state.distributed_type = DistributedType.MULTI_GPU
 
     PartialState.__init__ = settle
 
