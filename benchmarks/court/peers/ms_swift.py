@@ -63,7 +63,7 @@ def answer(job: record.Job) -> str:
         "torch_dtype": "float32",
         "attn_impl": "sdpa",
         "gradient_checkpointing": False,
-        "max_length": 256,
+        "max_length": 1024,
         "add_version": False,
         "use_hf": True,
         "save_strategy": "steps",
