@@ -35,7 +35,7 @@ IMAGES = {
     "processor_type": "AutoProcessor",
     "skip_prepare_dataset": True,
     "remove_unused_columns": False,
-    "unfrozen_parameters": ["(?!.*vision_tower).*"],
+    "unfrozen_parameters": ["^model.language_model", "^model.multi_modal_projector", "^lm_head"],
 }
 
 
