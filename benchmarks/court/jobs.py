@@ -122,8 +122,6 @@ def _start(peer: Peer, jobs: list[Result], folder: Path, python: str) -> None:
 
 def _run(command: list[str], log: Path, timeout: float, more: dict[str, str]) -> None:
     named = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"} | more
-    # One that is killed while DeepSpeed builds its kernels leaves a lock, for which the next one of that folder waits for ever.
-    named["TORCH_EXTENSIONS_DIR"] = str(log.parent / "extensions")
     with log.open("w") as out:
         process = subprocess.Popen(
             command, cwd=REPOSITORY, env=os.environ | named, stdout=out, stderr=out, start_new_session=True

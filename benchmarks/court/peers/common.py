@@ -1,5 +1,6 @@
 """What trainers that take Transformers' TrainingArguments share: their values for a job."""
 
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -50,9 +51,10 @@ def arguments(job: Job) -> Job:
     if job["strategy"].startswith("zero"):
         import deepspeed
 
-        deepspeed.init_distributed(
-            "gloo"
-        )  # on a CPU TrainingArguments leaves it out, and ZeRO-3 then divides by one rank
+        # On a CPU it compiles a kernel for sums, a minute each time; gloo sums as well.
+        importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
+        # On a CPU TrainingArguments leaves this out, and ZeRO-3 then divides by one rank.
+        deepspeed.init_distributed("gloo")
         given["deepspeed"] = zero_file(job)
     if job["strategy"] == "fsdp2":
         given |= {"fsdp": True, "fsdp_config": {"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}}
