@@ -131,8 +131,11 @@ def _run(command: list[str], log: Path, timeout: float, more: dict[str, str]) ->
         except subprocess.TimeoutExpired:
             out.write(f"\nkilled after {timeout:.0f} s\n")
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            # torchrun's ranks have groups of their own, which it ends where it is asked to end.
+            for number, patience in ((signal.SIGTERM, 10), (signal.SIGKILL, 10)):
+                with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                    os.killpg(process.pid, number)
+                    process.wait(patience)
             process.wait()
 
 

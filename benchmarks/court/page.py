@@ -104,7 +104,6 @@ def versions(rows: list[Row]) -> str:
         of_peer = [row for row in rows if row["peer"] == peer.name and row["versions"]]
         if of_peer:
             dates = sorted({row["date"] for row in of_peer})
-            lines.append(
-                [peer.title, pages.in_words(of_peer[0]["versions"]), " to ".join(dict.fromkeys((dates[0], dates[-1])))]
-            )
+            found = {name: version for row in of_peer for name, version in row["versions"].items()}
+            lines.append([peer.title, pages.in_words(found), " to ".join(dict.fromkeys((dates[0], dates[-1])))])
     return pages.markdown(["trainer", "versions", "run on"], lines)

@@ -1,9 +1,10 @@
-"""NeMo Automodel, by what `automodel FILE` runs in each process, with its ChatDataset. It has a loop of its own.
+"""NeMo Automodel, by what `automodel FILE` runs in each process, with its ChatDataset. It has loops of its own.
 
 On a CPU it ends at its first line, torch.cuda.reset_peak_memory_stats(), which a torch without CUDA does not have. Here that does
 nothing. It then ends where it loads a model, at torch.cuda.current_device().
 """
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,12 @@ import yaml
 
 from benchmarks.court.peers import record
 
-ASKED = ("chat",)  # its recipes of texts read other files, and it has none of preferences
+LANGUAGE = ("llm.train_ft", "TrainFinetuneRecipeForNextTokenPrediction", "NeMoAutoModelForCausalLM")
+RECIPES = {
+    "chat": LANGUAGE,
+    "text": LANGUAGE,  # which reads such rows by another data set; it ends before it reads any
+    "image": ("vlm.finetune", "FinetuneRecipeForVLM", "NeMoAutoModelForImageTextToText"),
+}
 
 
 def config_of(job: record.Job) -> record.Job:
@@ -23,7 +29,7 @@ def config_of(job: record.Job) -> record.Job:
         "adamw": {"_target_": "torch.optim.AdamW", "weight_decay": 0.0, "eps": 1e-4},
     }
     config: record.Job = {
-        "recipe": "TrainFinetuneRecipeForNextTokenPrediction",
+        "recipe": RECIPES[job["kind"]][1],
         "seed": 0,
         "step_scheduler": {
             "global_batch_size": job["micro"] * job["accumulation"] * job["ranks"],
@@ -34,7 +40,7 @@ def config_of(job: record.Job) -> record.Job:
         },
         "dist_env": {"backend": "gloo", "timeout_minutes": 2},
         "model": {
-            "_target_": "nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained",
+            "_target_": f"nemo_automodel.{RECIPES[job['kind']][2]}.from_pretrained",
             "pretrained_model_name_or_path": job["model_path"],
             "torch_dtype": "float32",
             "attn_implementation": "sdpa",
@@ -71,14 +77,16 @@ def config_of(job: record.Job) -> record.Job:
 
 def answer(job: record.Job) -> str:
     from nemo_automodel.components.config.loader import load_yaml_config
-    from nemo_automodel.recipes.llm import train_ft
 
-    if job["kind"] not in ASKED or job["strategy"].startswith("zero"):
-        raise record.Refused("it has no such recipe or strategy, or this adapter does not ask it")
+    if job["kind"] not in RECIPES:
+        raise record.Refused("it has no recipe of preferences")
+    if job["strategy"].startswith("zero"):
+        raise record.Refused("it has DDP, FSDP2 and Megatron's FSDP, and no ZeRO")
     if not torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats = lambda *_: None
         torch.cuda.max_memory_allocated = lambda *_: 0
-    recipe: Any = train_ft.TrainFinetuneRecipeForNextTokenPrediction
+    module, name, _ = RECIPES[job["kind"]]
+    recipe: Any = getattr(importlib.import_module(f"nemo_automodel.recipes.{module}"), name)
     file = Path(f"{job['result']}.yaml")
     file.write_text(yaml.safe_dump(config_of(job)))
     steps, log = [], []

@@ -18,11 +18,13 @@ TYPES: dict[str, record.Job] = {
     "image": CHAT,
 }
 
-KERNELS = (
-    "lora_mlp_kernel",
-    "lora_qkv_kernel",
-    "lora_o_kernel",
-)  # of Triton: left alone it turns them on, on a CPU, too
+# Keys that have Transformers' names.
+SAME = (
+    *("output_dir", "gradient_accumulation_steps", "max_steps", "learning_rate", "warmup_steps", "max_grad_norm"),
+    *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "bf16", "logging_steps", "save_strategy"),
+)
+# Of Triton: by itself it turns them on, on a CPU, too.
+KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
 # ORPO's rows are chats there: with this template they are the loop's texts.
 PLAIN = (
     "{% for message in messages %}{{ message.content }}{{ '<|im_end|>' if message.role == 'assistant' }}{% endfor %}"
@@ -33,7 +35,7 @@ IMAGES = {
     "processor_type": "AutoProcessor",
     "skip_prepare_dataset": True,
     "remove_unused_columns": False,
-    "unfrozen_parameters": ["(?!.*vision_tower).*"],
+    "unfrozen_parameters": ["^model.language_model", "^model.multi_modal_projector", "^lm_head"],
 }
 
 
@@ -60,7 +62,7 @@ def _part(part: record.Job, folder: Path) -> record.Job:
 
 def config_of(job: record.Job) -> record.Job:
     given = common.arguments(job)
-    config: record.Job = {
+    config: record.Job = {key: given[key] for key in SAME} | {
         "base_model": job["model_path"],
         "datasets": [{"path": rows_of(job), "ds_type": "json"} | TYPES[job["kind"]]],
         "dataset_prepared_path": f"{job['result']}.prepared",
@@ -69,26 +71,13 @@ def config_of(job: record.Job) -> record.Job:
         "sample_packing": job["packing"],
         "pad_to_sequence_len": False,
         "micro_batch_size": 1 if job["packing"] else job["micro"],
-        "gradient_accumulation_steps": job["accumulation"],
-        "max_steps": job["steps"],
         "num_epochs": job["steps"],
-        "learning_rate": job["learning_rate"],
         "lr_scheduler": job["schedule"],
-        "warmup_steps": job["warmup"],
         "optimizer": given["optim"],
-        "max_grad_norm": common.NO_CLIPPING,
-        "weight_decay": 0.0,
-        "adam_beta1": 0.9,
-        "adam_beta2": 0.999,
-        "adam_epsilon": 1e-4,
-        "bf16": False,
         "fp16": False,
         "tf32": False,
         "attn_implementation": "sdpa",
-        "logging_steps": 1,
         "val_set_size": 0,
-        "output_dir": str(job["output"]),
-        "save_strategy": given["save_strategy"],
         "gradient_checkpointing": False,
     }
     if job["dies_after"]:

@@ -1,9 +1,7 @@
 """Brigade, by train.main with the flags of a recipe."""
 
-from typing import Any
-
 import train
-from benchmarks.court.peers import record
+from benchmarks.court.peers import common, record
 from testing.command_line import as_flags
 from testing.runs import forget
 
@@ -14,7 +12,7 @@ STRATEGIES = {
     "zero3": ["--ds_config", "ds_configs/zero3.json"],
     "fsdp2": ["--accelerate_config", "accelerate_configs/fsdp2_1x2.yaml"],
 }
-OF_KIND: dict[str, dict[str, Any]] = {
+OF_KIND: dict[str, record.Job] = {
     "text": {"chat_template": "none"},
     "image": {"images": True},
     **{kind: {"objective": kind, "beta": 0.1, "chat_template": "none"} for kind in ("dpo", "kto", "orpo")},
@@ -22,7 +20,7 @@ OF_KIND: dict[str, dict[str, Any]] = {
 
 
 def answer(job: record.Job) -> str:
-    flags: dict[str, Any] = {
+    flags = common.shared(job) | {
         "model_name_or_path": job["model_path"],
         "from_scratch": False,
         "tokenizer_name_or_path": None,
@@ -33,25 +31,12 @@ def answer(job: record.Job) -> str:
         "max_length": 256,
         "packing": job["packing"],
         "global_batch_size": job["micro"] * job["accumulation"] * job["ranks"],
-        "per_device_train_batch_size": job["micro"],
-        "max_steps": job["steps"],
-        "learning_rate": job["learning_rate"],
-        "lr_scheduler_type": job["schedule"],
-        "warmup_steps": job["warmup"],
-        "optim": "sgd" if job["optim"] == "sgd" else "adamw_torch",
-        "weight_decay": 0.0,
-        "adam_beta1": 0.9,
-        "adam_beta2": 0.999,
-        "adam_epsilon": 1e-4,
         "max_grad_norm": 0,
-        "logging_steps": 1,
         "eval_steps": 1000,
         "eval_answers": 0,
         "save_steps": job["dies_after"] or None,
         "report_to": [],
         "report_page": False,
-        "bf16": False,
-        "output_dir": job["output"],
     }
     if job["lora"]:
         flags |= {"use_peft": True, "lora_r": 4, "lora_alpha": 8, "lora_target_modules": "all-linear"}

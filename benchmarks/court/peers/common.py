@@ -1,5 +1,6 @@
 """What trainers that take Transformers' TrainingArguments share: their values for a job."""
 
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,12 +19,11 @@ LORA: Job = {"r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "target_modules": "al
 NO_CLIPPING = 1e9  # with 0 some trainers log no norm
 
 
-def arguments(job: Job) -> Job:
-    """Return values of TrainingArguments, by their names."""
-    given: Job = {
+def shared(job: Job) -> Job:
+    """Return what each trainer is given, by Transformers' names."""
+    return {
         "output_dir": job["output"],
         "per_device_train_batch_size": job["micro"],
-        "gradient_accumulation_steps": job["accumulation"],
         "max_steps": job["steps"],
         "learning_rate": job["learning_rate"],
         "lr_scheduler_type": job["schedule"],
@@ -33,23 +33,32 @@ def arguments(job: Job) -> Job:
         "adam_beta1": 0.9,
         "adam_beta2": 0.999,
         "adam_epsilon": 1e-4,
-        "max_grad_norm": NO_CLIPPING,
         "logging_steps": 1,
+        "bf16": False,
+    }
+
+
+def arguments(job: Job) -> Job:
+    """Return values of TrainingArguments, by their names."""
+    given = shared(job) | {
+        "gradient_accumulation_steps": job["accumulation"],
+        "max_grad_norm": NO_CLIPPING,
         "report_to": "none",
         "use_cpu": True,
-        "bf16": False,
         "save_strategy": "steps" if job["dies_after"] else "no",
         "save_steps": job["dies_after"] or 500,
     }
     if job["strategy"].startswith("zero"):
         import deepspeed
 
-        deepspeed.init_distributed(
-            "gloo"
-        )  # on a CPU TrainingArguments leaves it out, and ZeRO-3 then divides by one rank
+        # On a CPU it compiles a kernel for sums, a minute each time; gloo sums as well.
+        importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
+        # On a CPU TrainingArguments leaves this out, and ZeRO-3 then divides by one rank.
+        deepspeed.init_distributed("gloo")
         given["deepspeed"] = zero_file(job)
     if job["strategy"] == "fsdp2":
         given |= {"fsdp": True, "fsdp_config": {"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}}
+        _shard_on_a_cpu()
     return given
 
 
@@ -62,13 +71,27 @@ def zero_file(job: Job) -> str:
     return str(path)
 
 
-def settle(job: Job) -> None:
-    """Behind TrainingArguments: let Accelerate shard on a CPU, too. By itself it makes DDP of FSDP there without a word."""
-    if job["strategy"] == "fsdp2":
-        from accelerate.state import PartialState
-        from accelerate.utils import DistributedType
+def with_marks(row: Job, folder: Path) -> Job:
+    """Return a row with images in the form of several trainers: `<image>` stands for each in the text, and `images` are paths."""
+    asked, answered = row["messages"]
+    text = "".join("<image>" if part["type"] == "image" else part["text"] for part in asked["content"])
+    images = [str(folder / part["image"]) for part in asked["content"] if part["type"] == "image"]
+    return {"messages": [{"role": "user", "content": text}, answered], "images": images}
 
-        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+def _shard_on_a_cpu() -> None:
+    """Let Accelerate shard on a CPU, too. By itself it makes DDP of FSDP there without a word."""
+    from accelerate.state import PartialState
+    from accelerate.utils import DistributedType
+
+    begin = PartialState.__init__
+
+    def settle(state: Any, *given: Any, **named: Any) -> None:
+        begin(state, *given, **named)
+        if state.distributed_type == DistributedType.MULTI_CPU:
+            state.distributed_type = DistributedType.MULTI_GPU
+
+    PartialState.__init__ = settle
 
 
 def trained(job: Job, make: Callable[[], Any]) -> str:

@@ -46,7 +46,7 @@ def data_set(job: record.Job) -> Path:
     folder.mkdir(exist_ok=True)
     rows = [json.loads(line) for line in Path(job["file"]).read_text().splitlines()]
     if job["kind"] == "image":
-        rows = [_with_mark(row, Path(job["file"]).parent) for row in rows]
+        rows = [common.with_marks(row, Path(job["file"]).parent) for row in rows]
     for row in rows:
         for key in ("chosen", "rejected", "completion") if job["kind"] not in ("chat", "image") else ():
             if key in row:
@@ -60,13 +60,6 @@ def data_set(job: record.Job) -> Path:
         columns = columns | {"formatting": "sharegpt", "columns": {"messages": "messages"}}
     (folder / "dataset_info.json").write_text(json.dumps({"court": {"file_name": "rows.json"} | columns}))
     return folder
-
-
-def _with_mark(row: record.Job, folder: Path) -> record.Job:
-    asked, answered = row["messages"]
-    text = "".join("<image>" if part["type"] == "image" else part["text"] for part in asked["content"])
-    images = [str(folder / part["image"]) for part in asked["content"] if part["type"] == "image"]
-    return {"messages": [{"role": "user", "content": text}, answered], "images": images}
 
 
 def answer(job: record.Job) -> str:

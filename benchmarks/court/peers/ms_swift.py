@@ -6,7 +6,14 @@ from pathlib import Path
 
 from benchmarks.court.peers import common, record
 
-MODEL_TYPES = {"tied": "llama", "smollm2": "llama", "deepseek_v3-mtp": "deepseek_v3", "qwen3_5_text": "qwen3_5"}
+MODEL_TYPES = {
+    "tied": "llama",
+    "smollm2": "llama",
+    "deepseek_v3-mtp": "deepseek_v3",
+    "qwen3_5_text": "qwen3_5",
+    "gemma3": "gemma3_vision",
+}
+TEMPLATES = {"chat": "chatml", "image": "gemma3_vision"}
 
 
 def rows_of(job: record.Job) -> str:
@@ -28,7 +35,7 @@ def _row(job: record.Job, row: record.Job) -> record.Job:
     if "tools" in row:
         messages = [each for message in row["messages"] for each in _turns(message)]
         return {"tools": json.dumps(row["tools"]), "messages": messages}
-    return row
+    return common.with_marks(row, Path(job["file"]).parent) if job["kind"] == "image" else row
 
 
 def _turns(message: record.Job) -> list[record.Job]:
@@ -40,6 +47,7 @@ def _turns(message: record.Job) -> list[record.Job]:
 
 def answer(job: record.Job) -> str:
     os.environ["USE_HF"] = "1"  # read when it is imported
+    import swift
     from swift.pipelines import pretrain_main, rlhf_main, sft_main
 
     given = common.arguments(job)
@@ -48,23 +56,27 @@ def answer(job: record.Job) -> str:
         "model": job["model_path"],
         "model_type": MODEL_TYPES.get(job["model"], job["model"]),
         "agent_template": "hermes",  # its template chatml has none of its own
-        "template": "dummy" if job["kind"] in ("text", "dpo", "kto", "orpo") else "chatml",
+        "template": TEMPLATES.get(job["kind"], "dummy"),
         "dataset": rows_of(job),
         "split_dataset_ratio": 0,
         "tuner_type": "lora" if job["lora"] else "full",
         "torch_dtype": "float32",
         "attn_impl": "sdpa",
         "gradient_checkpointing": False,
-        "max_length": 256,
+        "max_length": 1024,
         "add_version": False,
         "use_hf": True,
         "save_strategy": "steps",
         "save_steps": job["dies_after"] or job["steps"],
     }
     if job["strategy"] == "fsdp2":
-        words["fsdp"] = "fsdp2"
+        preset = json.loads((Path(swift.__file__).parent / "config/fsdp2.json").read_text())
+        preset["fsdp_config"]["state_dict_type"] = "FULL_STATE_DICT"  # by itself shards are saved
+        words["fsdp"] = preset
     if job["lora"]:
         words |= {"lora_rank": 4, "lora_alpha": 8, "lora_dropout": 0.0, "target_modules": "all-linear"}
+    if job["kind"] == "image":
+        words["freeze_aligner"] = False
     if job["packing"]:
         words |= {"packing": True, "per_device_train_batch_size": 1}
     begin = pretrain_main if job["kind"] == "text" else sft_main

@@ -38,7 +38,6 @@ def answer(job: record.Job) -> str:
 
     def make() -> Trainer:
         given = TrainingArguments(**common.arguments(job))
-        common.settle(job)
         model: Any = AutoModelForCausalLM.from_pretrained(
             job["model_path"], dtype="float32", attn_implementation="sdpa"
         )

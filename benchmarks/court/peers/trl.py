@@ -54,7 +54,6 @@ def answer(job: record.Job) -> str:
             settings = config(**given, beta=0.1, **more)
             return trainer(model=compared, args=settings, train_dataset=data, processing_class=tokenizer)
         settings = SFTConfig(**given, assistant_only_loss=job["kind"] == "chat", packing=job["packing"])
-        common.settle(job)
         model: Any = job["model_path"]
         if job["kind"] == "image":
             from transformers import AutoModelForImageTextToText
