@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from .ranks import REPOSITORY
 
@@ -91,8 +90,14 @@ class Batch:
             "SLURM_JOB_NUM_NODES": "2",
             "SLURM_NODEID": "0",
         }
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        return subprocess.Popen(["bash", self.directory / "job.sbatch"], env=environment | variables, cwd="/", **pipes)
+        return subprocess.Popen(
+            ["bash", self.directory / "job.sbatch"],
+            env=environment | variables,
+            cwd="/",
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
 
     def run(self, script: str, mode: str = "succeed", **variables: str) -> tuple[int, str]:
         """Run a job script to its end; returns its exit code and output."""

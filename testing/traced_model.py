@@ -208,4 +208,5 @@ class _Marks:
 def parameters(document: Mapping[str, Any]) -> int:
     """Return how many the whole model has that its own code builds."""
     with torch.device("meta"):
-        return sum(each.numel() for each in build(document).parameters())
+        found: int = sum(each.numel() for each in build(document).parameters())
+    return found
