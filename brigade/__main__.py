@@ -2,10 +2,8 @@
 
 import argparse
 import importlib
-import json
 import os
 import sys
-from pathlib import Path
 from typing import NoReturn
 
 from . import gate
@@ -13,10 +11,41 @@ from .errors import UserError, did_you_mean
 from .errors.console import guard_output
 from .errors.disk import of_disk
 
-# verb -> its module and what it does. In JSON, for the gate comes before a package that reads YAML.
-VERBS: dict[str, tuple[str, str]] = json.loads(Path(__file__).with_name("verbs.json").read_text(encoding="utf-8"))
-# They compute nothing; `check` says itself what is not supported.
-LOOKING = ("attach", "status", "top", "report", "check")
+# verb -> its module and what it does
+VERBS = {
+    "launch": ("launch.command", "train a recipe on all hosts of a hostfile, or write a job file for it"),
+    "attach": ("launch.attach", "follow a launch that goes on in the background (launch --detach)"),
+    "status": ("launch.status", "how far runs are, who runs them, and how they ended"),
+    "top": (
+        "top.command",
+        "hosts and ranks while they train: step, phase, speed, processors, memory, network, and who is slow",
+    ),
+    "report": (
+        "report.command",
+        "a page for the browser: a run's curves, answers, checkpoints and recipe, or several runs side by side",
+    ),
+    "prepare": ("prepare", "tokenise and pack a recipe's data into the cache, so that no run waits for it"),
+    "eval": ("eval", "load a trained model as anybody would, measure its held-out loss and let it answer"),
+    "chat": ("chat.command", "talk in the terminal to the model that a run trained, also beside its base"),
+    "export": (
+        "export.command",
+        "write one Hugging Face directory from any checkpoint of a run; also for llama.cpp, or onto the Hub",
+    ),
+    "plan": ("plan.command", "will it fit, how fast is it, and which strategy: before anything is queued"),
+    "check": (
+        "check.command",
+        "are the hosts sound? reach, versions, devices, disks, network and kernels, before a run",
+    ),
+    "kernels": ("kernels.command", "prove on this host's device which kernels are right, and how fast"),
+    "lint": ("lint.command", "check hostfiles, ds_configs, accelerate configs and recipes, alone and together"),
+}
+LOOKING = (
+    "attach",
+    "status",
+    "top",
+    "report",
+    "check",
+)  # they compute nothing; `check` says itself what is not supported
 _TRAINS = "python train.py trains on this machine, and `python -m brigade launch` on all hosts of a hostfile"
 
 
