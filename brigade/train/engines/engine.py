@@ -2,7 +2,7 @@
 
 Methods stand in the order in which a run meets them: options of TrainingArguments, the Trainer, the first step, a micro-step, a
 checkpoint. The Trainer calls these methods and knows no engine by name. What touches a private name of another package stands in
-brigade/train/upstream/, with its line there.
+brigade/train/upstream/, with its function there.
 """
 
 from __future__ import annotations

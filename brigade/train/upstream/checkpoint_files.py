@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def save_weights(trainer: Trainer, folder: Path) -> None:
-    """Write the weights as the engine has them (line 4077: save_model, _internal_call)."""
+    """Write the weights as the engine has them (save_model with _internal_call)."""
     trainer.save_model(str(folder), _internal_call=True)
 
 
 def save_model(trainer: Trainer, model: torch.nn.Module, folder: Path, state: dict[str, torch.Tensor]) -> None:
-    """Write a gathered state dict of the trainer's model in Hugging Face format, with the tokenizer (line 4131: _save).
+    """Write a gathered state dict of the trainer's model in Hugging Face format, with the tokenizer (_save).
 
     model: what its save_pretrained() is asked of
     """
@@ -39,19 +39,19 @@ def name_once(state: dict[str, torch.Tensor], model: torch.nn.Module) -> None:
 
 
 def save_optimizer(trainer: Trainer, folder: Path) -> None:
-    """Write the optimizer's states and the schedule (line 3513)."""
+    """Write the optimizer's states and the schedule (_save_optimizer_and_scheduler)."""
     trainer._save_optimizer_and_scheduler(str(folder))
 
 
 def save_scaler_and_random_numbers(trainer: Trainer, folder: Path) -> None:
-    """Write fp16's loss scale and this rank's random numbers (lines 3579 and 3462)."""
+    """Write fp16's loss scale and this rank's random numbers (_save_scaler and _save_rng_state)."""
     trainer._save_scaler(str(folder))
     trainer._save_rng_state(str(folder))
 
 
 def load_states(trainer: Trainer, checkpoint: Path) -> None:
     """Load weights, optimizer states and fp16's scale into the model and optimizer of a running Trainer, as it does when it
-    resumes (line 1715: _prepare_for_training)."""
+    resumes (_prepare_for_training)."""
     folder = str(checkpoint)
     if trainer.is_deepspeed_enabled:
         from transformers.integrations.deepspeed import deepspeed_load_checkpoint
@@ -67,7 +67,7 @@ def load_states(trainer: Trainer, checkpoint: Path) -> None:
 
 
 def load_best_weights(trainer: Trainer) -> None:
-    """Load the weights of state.best_model_checkpoint (line 3735)."""
+    """Load the weights of state.best_model_checkpoint (_load_best_model)."""
     trainer._load_best_model()
 
 

@@ -1,7 +1,7 @@
 """The private methods of Transformers' Trainer that a run replaces. Each calls a method of ours, whose name says what it is for.
 
 Transformers has no event between wrapping the model and the first step, none for gradients before they are clipped, and no
-way to write a checkpoint otherwise. Lines are those of its trainer.py.
+way to write a checkpoint otherwise. Functions without a file are those of its trainer.py.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class HookedTrainer(transformers.Trainer):
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: object, resume_from_checkpoint: str | None
     ) -> Any:
-        """Line 1715: wraps the model, makes optimizer and schedule, and loads a checkpoint into them."""
+        """Transformers' own wraps the model, makes optimizer and schedule, and loads a checkpoint into them."""
         checkpoint = Path(resume_from_checkpoint) if resume_from_checkpoint else None
         self.before_wrapping(checkpoint)
         loads = checkpoint is not None and self.loads_by_itself(checkpoint)
@@ -67,28 +67,28 @@ class HookedTrainer(transformers.Trainer):
         return prepared
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
-        """Line 3602: loads weights; train() calls it, too, before the model is wrapped."""
+        """Transformers' own loads weights; train() calls it, too, before the model is wrapped."""
         if self.loads_by_itself(Path(resume_from_checkpoint)):
             with any_layer_kinds():
                 super()._load_from_checkpoint(resume_from_checkpoint, model)
             self.complete_weights(Path(resume_from_checkpoint))
 
     def _clip_grad_norm(self, model: torch.nn.Module) -> torch.Tensor | float | None:
-        """Line 2773: where max_grad_norm is not 0."""
+        """Called where max_grad_norm is not 0."""
         return self.clip(model, self.args.max_grad_norm)
 
     def _get_grad_norm(
         self, model: torch.nn.Module, grad_norm: torch.Tensor | float | None = None
     ) -> torch.Tensor | float | None:
-        """Line 2781: the norm that is logged; the last word before the optimizer's step."""
+        """Return the norm that is logged; the last word before the optimizer's step."""
         return self.judge(self.clip(model, 0.0) if grad_norm is None else grad_norm)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
-        """Line 3355: writes one file after another into the directory that already has the checkpoint's name."""
+        """Transformers' own writes one file after another into the directory that already has the checkpoint's name."""
         self.save_checkpoint()
 
     def engines_norm(self, model: torch.nn.Module) -> torch.Tensor | float | None:
-        """The norm that DeepSpeed has measured, and clipped by (line 2781)."""
+        """The norm that DeepSpeed has measured, and clipped by (_get_grad_norm)."""
         return super()._get_grad_norm(model)
 
     def forward_and_backward(
@@ -96,7 +96,7 @@ class HookedTrainer(transformers.Trainer):
     ) -> torch.Tensor:
         """Return the loss of a micro-batch, whose gradients are there then.
 
-        It is what training_step (line 2043) does for our engines and optimizers, but for its walk through all modules, in each
+        It is what training_step does for our engines and optimizers, but for its walk through all modules, in each
         micro-step, to tell them that they train.
         """
         if not (model.training and self.model.training):
@@ -108,12 +108,12 @@ class HookedTrainer(transformers.Trainer):
 
     @abstractmethod
     def to_device(self, inputs: Fields) -> Fields:
-        """Return a micro-batch on the device. Transformers' own (line 2379: _prepare_inputs) also casts what is no integer to
+        """Return a micro-batch on the device. Transformers' own (_prepare_inputs) also casts what is no integer to
         DeepSpeed's precision, a reference's log-probabilities too."""
 
 
 def clear_only(model: torch.nn.Module, parameters: list[torch.nn.Parameter]) -> None:
-    """Let model.zero_grad() clear these parameters' gradients, and not look for them in all modules (line 1944)."""
+    """Let model.zero_grad() clear these parameters' gradients, and not look for them in all modules (_run_epoch)."""
 
     def zero_grad(set_to_none: bool = True) -> None:
         for parameter in parameters:
@@ -123,7 +123,8 @@ def clear_only(model: torch.nn.Module, parameters: list[torch.nn.Parameter]) -> 
 
 
 def count_once(model: torch.nn.Module) -> None:
-    """Let model.num_parameters(), which Transformers asks in each micro-step (line 4216), look through all modules only once."""
+    """Let model.num_parameters(), which Transformers asks in each micro-step (floating_point_ops), look through all modules only
+    once."""
     if hasattr(model, "num_parameters"):  # not a stage of a pipeline
         model.num_parameters = functools.cache(model.num_parameters)
 
@@ -131,7 +132,7 @@ def count_once(model: torch.nn.Module) -> None:
 class ResumedTensorBoard(TensorBoardCallback):
     """Hides what an interrupted run has logged of the steps that this one trains again, or anew.
 
-    Transformers' own passes no purge_step on (integrations/integration_utils.py, line 606).
+    Transformers' own passes no purge_step on (integrations/integration_utils.py).
     """
 
     def on_train_begin(
@@ -146,7 +147,7 @@ class ResumedTensorBoard(TensorBoardCallback):
 
 def resume_tensorboard(callbacks: list[transformers.TrainerCallback]) -> None:
     """Put ResumedTensorBoard in the place of Transformers' own callback, the first one; those of a user come later, and stay
-    (trainer.py, line 586)."""
+    (Trainer.__init__)."""
     own = next(place for place, callback in enumerate(callbacks) if type(callback) is TensorBoardCallback)
     callbacks[own] = ResumedTensorBoard()
 
