@@ -122,7 +122,7 @@ def _tile_loss(model: "PreTrainedModel", tokens: int, by_token: bool, terms: Ter
         raise TypeError(f"its output layer is a {type(head).__name__} and no plain linear one")
     head.__class__, head.tokens, head.by_token, head.terms, head.asked = TiledHead, tokens, by_token, terms, None
     model.register_forward_pre_hook(_ask, with_kwargs=True)
-    model.loss_function = lambda loss, *_, **__: loss  # TiledHead has computed it
+    model.loss_function = lambda logits, *_, **__: logits  # TiledHead has computed it
 
 
 def _ask(model: "PreTrainedModel", _: object, given: MicroBatch) -> None:
