@@ -27,9 +27,8 @@ def set_variables(world: World) -> None:
       config are executed once).
     """
     torch = sys.modules.get("torch")
-    has_started = (
-        torch is not None and torch.cuda.is_initialized()
-    )  # who calls train.main from Python may have used a GPU
+    # Who calls train.main from Python may have used a GPU.
+    has_started = torch is not None and torch.cuda.is_initialized()
     if not any(name in os.environ for name in ALLOCATOR) and not has_started and has_segments_that_grow():
         os.environ[ALLOCATOR[0]] = "expandable_segments:True"
     os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
