@@ -85,7 +85,7 @@ def test_power_off_and_boot(cluster):
     assert not cluster["node2"].processes() and not reached(cluster, "node1", "node2")
     cluster["node2"].boot()
     assert reached(cluster, "node1", "node2")
-    assert cluster["node2"].run("ls /tmp").stdout == ""
+    assert "mark" not in cluster["node2"].run("ls /tmp").stdout.split()  # where a clone may lie
 
 
 def test_signals_reach_what_was_started(cluster):
