@@ -5,7 +5,6 @@
     python -m benchmarks.preferences --only dpo ipo     # of RUNS these
     python -m benchmarks.preferences --without ours     # TRL and the plain loop
     python -m benchmarks.preferences --short            # DPO, KTO, ORPO and SFT on rows of one sentence, which are nearly alike
-    python -m benchmarks.preferences --products         # what each has to multiply for these, counted and not measured
     python -m benchmarks.preferences --tiny             # every objective on a tiny random model, for the losses
 
 SmolLM2-135M-Instruct, all parameters, on sentences and the tool calls that they ask for: the same rows, order, batch, precision
@@ -305,45 +304,6 @@ def tables() -> dict[str, str]:
     return {name: table for name, table in made.items() if table}
 
 
-def products() -> str:
-    """Return a line for each objective on rows of one sentence: tokens of a step, with padding, and with a label, and what the
-    matrix products of a step cost: 6 operations for a weight and token (forward, and twice backward), without attention.
-
-    Brigade multiplies tokens by the layers' weights, and those with a label by the output layer's; TRL all and their padding by
-    both. What KTO reads of other rows' answers comes on top for both.
-    """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-    lines = []
-    for name in SHORT:
-        run = RUNS[name]
-        data = build(run, False, True)
-        tokenizer = AutoTokenizer.from_pretrained(data["model"])
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(data["model"]))
-        head = model.get_output_embeddings().weight
-        layers = (
-            sum(each.weight.numel() for each in model.modules() if isinstance(each, torch.nn.Linear)) - head.numel()
-        )
-        answers = ("chosen", "rejected") if run.rows == "pairs" else ("completion",)
-        drawn = [json.loads(line) for line in Path(data["drawn"]).read_text().splitlines()]
-        counts = torch.zeros(3)
-        for begin in range(0, len(drawn), run.batch):
-            rows = [
-                [len(tokenizer(row[key]).input_ids) for key in ("prompt", answer)]
-                for row in drawn[begin : begin + run.batch]
-                for answer in answers
-            ]
-            lengths = [prompt + answer + 1 for prompt, answer in rows]  # and the end token
-            counts += torch.tensor([sum(lengths), max(lengths) * len(rows), sum(answer + 1 for _, answer in rows)])
-        tokens, padded, told = (counts / STEPS).tolist()
-        own, other = 6 * (layers * tokens + head.numel() * told), 6 * (layers + head.numel()) * padded
-        figures = [f"{own / 1e9:.0f} GFLOP", f"{other / 1e9:.0f} GFLOP", f"{other / own:.2f}"]
-        lines.append([TITLES[name], *(round(each) for each in (tokens, padded, told)), *figures])
-    return markdown(["a step", "tokens", "with padding", "with a label", "Brigade", "TRL", "ratio"], lines)
-
-
 def measure(name: str, programs: list[str], rounds: int, patient: bool, tiny: bool, short: bool) -> None:
     """Run one objective, and print its tables. patient: wait before each run until the machine is quiet, and keep the rates"""
     run = RUNS[name]
@@ -380,14 +340,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="a figure is their median (default: 5)")
     parser.add_argument("--losses", action="store_true", help="one round, which does not wait for a quiet machine")
     parser.add_argument("--short", action="store_true", help="rows of one sentence each")
-    parser.add_argument(
-        "--products", action="store_true", help="count the products of rows of one sentence, and run nothing"
-    )
     parser.add_argument("--tiny", action="store_true", help="one round on a tiny random model")
     options = parser.parse_args()
-    if options.products:
-        write(PAGE, {"preferences-products": products()})
-        return
     if TRL not in options.without:
         peers.prepare_peers()
     print(f"{machine()}; fp32, {STEPS} steps of {BATCH}, of SFT {RUNS['sft'].batch}.")

@@ -150,6 +150,10 @@ def test_every_key_is_a_flag_with_help(helped):
     assert [key for key in SECTION_OF if f"--{key}" not in shown] == []
 
 
+def test_a_rehearsal_makes_nothing_ready_for_a_run(mistake):
+    assert "leave --rehearse or --prepare out" in mistake(flags.load, ["--rehearse", "--prepare"], "flag --prepare")
+
+
 def test_help_begins_with_what_most_runs_set_and_leads_to_the_rest(helped, mistake, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
 

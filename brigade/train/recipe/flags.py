@@ -90,6 +90,11 @@ def load(argv: list[str], loads_model: bool = True) -> Settings:
     options, unknown = known.parse_known_args(argv)
     if unknown:
         raise unknown_flag(unknown[0], names_of(known))
+    if options.rehearse and options.prepare:
+        cure = "leave --rehearse or --prepare out"
+        raise UserError(
+            "flag --prepare", "a rehearsal makes nothing ready for a run: its model and its rows are its own", cure
+        )
     path = find(options.recipe, "flag --recipe", "recipe") if options.recipe else DEFAULT_RECIPE
     document = read_yaml(path)
     document.pop("run", None)  # run.yaml's record of hosts and versions

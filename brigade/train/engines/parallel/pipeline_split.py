@@ -146,6 +146,7 @@ class Part(nn.Module):
             return decoder.outer(**less).last_hidden_state
 
 
+# ---- how much each stage has -----------------------------------------------------------------------------------------
 def costs(model: torch.nn.Module) -> tuple[list[int], int]:
     """Return (products of each layer, products of the head) for one token; a model on the meta device will do.
 

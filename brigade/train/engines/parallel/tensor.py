@@ -206,6 +206,7 @@ def _compute_locally(module: torch.nn.Module, summed: Mapping[torch.nn.Module, C
     module.forward = local  # type: ignore[method-assign]
 
 
+# ---- what adapters bring to a group: base matrices in 4 bits (QLoRA), and DoRA's norms of whole rows -------------------
 def cut_4bit(linear: torch.nn.Module, where: Shard, mesh: DeviceMesh) -> None:
     """Leave a Linear4bit only its rank's rows or columns, in place, with the values that they have in the whole matrix.
 
