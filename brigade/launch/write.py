@@ -20,6 +20,7 @@ from ..errors.tables import Fields, table
 from ..hosts.job import Job
 from ..train.data.sources import BUILT_IN
 from ..train.host import files
+from ..train.host.hub import is_path
 from ..train.model import packaged
 from ..train.recipe.files import REPOSITORY
 from ..train.recipe.objectives import other_models
@@ -260,8 +261,8 @@ def secrets(job: Job) -> list[str]:
 
 
 def _is_here(source: str | None) -> bool:
-    """Whether it is no name on the Hub: a path that is there, or written as one (./outputs/model, which a job may make first)."""
-    if source and source.startswith((".", "/", "~")):
+    """Whether it is no name on the Hub: a path that is there, or written as one (outputs/model, which a job may make first)."""
+    if source and is_path(source):
         return True
     with suppress(OSError, ValueError):  # a name that no file can have
         return source is not None and any((base / source).exists() for base in (Path(), REPOSITORY))

@@ -16,6 +16,7 @@ from ..train.data.marks import SAID
 from ..train.data.rows import BadRow, Rows
 from ..train.data.samples import Text
 from ..train.data.table_rows import Parquet
+from ..train.host.hub import OUTPUTS
 from ..train.host.urls import is_remote
 from ..train.model import named
 from ..train.recipe.data_section import Source
@@ -25,7 +26,6 @@ from .files import of_error
 
 FIRST = 20  # rows of a file that are read
 FILES = ("train_file", "validation_file")
-OUTPUTS = Path("outputs")  # below it a run writes by default
 _VARIABLE = re.compile(r"\$\{\w+\}|\$[A-Z_]{2,}")
 
 
@@ -73,7 +73,7 @@ def findings(name: str, settings: Settings) -> Iterator[Finding]:
 def _absent(name: str, settings: Settings) -> Iterator[Finding]:
     """Yield a finding for each model that is not here. What lies below outputs/ is written by a command before the run."""
     for place, path in named.absent_models(settings):
-        if OUTPUTS in Path(path).parents:
+        if str(Path(path)).startswith(OUTPUTS):
             rule, problem, cure = "recipe-output", f"there is no {path} yet", "run what writes it before this recipe"
         else:
             rule, problem, cure = "recipe-data", f"there is no {path}", "name a directory, or a model on the Hub"

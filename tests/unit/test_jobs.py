@@ -154,6 +154,7 @@ def test_output_directory_is_the_one_of_the_run():
     ("recipes/tiny/full.yaml", ["--dataset_name", "x" * 5000], ["HF_TOKEN"]),
     ("recipes/smollm2-81m/distill.yaml", [], []),  # its model is made here, and its teacher is a package
     ("recipes/smollm2-81m/distill.yaml", ["--teacher", "who/what"], ["HF_TOKEN"]),
+    ("recipes/tiny/full.yaml", ["--model_name_or_path", "outputs/sft"], []),  # which a run before it leaves
 ])  # fmt: skip
 def test_only_secrets_that_the_run_may_need_are_asked_for(recipe, flags, needed, monkeypatch):
     made = job(recipe, *flags)

@@ -153,6 +153,7 @@ def test_the_first_rows_are_read_as_a_run_reads_them(check, rows, columns, rule,
 @pytest.mark.parametrize("section, values, problem", [
     ("model", {"model_name_or_path": "./nowhere"}, "there is no ./nowhere"),
     ("training", {"objective": "distill", "teacher": "./nowhere"}, "there is no ./nowhere"),
+    ("model", {"model_name_or_path": "output/sft/last"}, "there is no output/sft/last"),
     ("model", {"tokenizer_name_or_path": "$MODEL"}, "nobody replaces $MODEL in a recipe"),
     ("data", {"chat_template": "mine.jinja"}, "there is no chat template (or one of: "),
     ("data", {"dataset_name": None, "train_file": "${HOME}/a.jsonl"}, "nobody replaces ${HOME} in a recipe"),
@@ -163,6 +164,12 @@ def test_what_is_named_and_not_there(check, section, values, problem):
     report = check({"r.yaml": recipe(**{section: values})}, named=["r.yaml"])
     (error,) = (finding for finding in report.findings if finding.severity == "error")
     assert error.problem.startswith(problem)
+
+
+@pytest.mark.parametrize("path", ["outputs/sft", "./outputs/sft"])
+def test_a_model_that_a_run_will_leave_in_outputs_is_no_error(check, path):
+    report = check({"r.yaml": recipe(model={"model_name_or_path": path})}, named=["r.yaml"])
+    assert [(each.rule, each.severity) for each in report.findings] == [("recipe-output", "note")]
 
 
 # ---- several files -----------------------------------------------------------------------------------------------

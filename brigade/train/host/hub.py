@@ -15,6 +15,7 @@ from ...errors.tables import table
 
 OFFICIAL = "https://huggingface.co"
 CONNECT = 10.0  # seconds
+OUTPUTS = "outputs/"  # where runs write if nothing else is said
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
 # Exceptions of huggingface_hub, datasets, httpx and Python that mean that nothing was asked, or nothing came.
 _UNANSWERED = ("LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError", "ConnectError", "ConnectTimeout")
@@ -77,8 +78,9 @@ def refusal(error: BaseException, name: str, kind: str = "model", revision: str 
 
 
 def is_path(name: str) -> bool:
-    """Whether a name is that of a directory, and can be none on the Hub: OWNER/NAME."""
-    return name.startswith((".", "/", "~")) or name.count("/") > 1
+    """Whether a name is that of a directory, and can be none on the Hub: OWNER/NAME. What lies in outputs/ is a run's, whether or
+    not that run is over."""
+    return name.startswith((".", "/", "~", OUTPUTS)) or name.count("/") > 1
 
 
 def _case(error: BaseException) -> str:
