@@ -17,16 +17,28 @@ SOURCES = {"device": ("device", "operators", "nccl"), "module": ("module",)}
 FLAGS = ("-O1", "-g0", "-w", "-fPIC", "-std=c++20", "-DUSE_C10D_GLOO", "-DTORCH_EXTENSION_NAME=_fake_gpu")
 
 
+def lacking() -> str:
+    """Return why this torch cannot have a fake GPU, or "". A build for CUDA has a device of its own, and none takes its place."""
+    spec = find_spec("torch")  # found, and not imported: this process may be one that never needs it
+    assert spec and spec.origin
+    if not (Path(spec.origin).parent / "lib/libtorch_cuda.so").exists():
+        return ""
+    return "fake GPUs need torch's CPU build, and this one is for CUDA (docs/evidence/fake-gpu.md)"
+
+
 def build() -> Path:
     """Return the directory with both libraries, compiled now where no run before has; others that build wait meanwhile.
 
-    Below $XDG_CACHE_HOME/brigade-fake-gpu, or ~/.cache. Raises RuntimeError with the compiler's words.
+    Below $XDG_CACHE_HOME/brigade-fake-gpu, or ~/.cache. Raises RuntimeError with the compiler's words, or for torch's CUDA build.
     """
+    why = lacking()
+    if why:
+        raise RuntimeError(why)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "brigade-fake-gpu")
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        spec = find_spec("torch")  # found, and not imported: this process may be one that never needs it
+        spec = find_spec("torch")
         assert spec and spec.origin
         objects = _compile(Path(spec.origin).parent, cache)
         directory = cache / _digest(*(each.name for each in objects.values()))

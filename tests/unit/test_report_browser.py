@@ -11,10 +11,10 @@ import pytest
 from brigade.report import page, records
 from testing import browser as browsers
 from testing.browser import show
+from testing.left_out import leave_out
 from testing.recorded import append, write_run
 
 SCRIPT = "<script>window.hacked = 1</script>"
-NEEDED = "BRIGADE_NEEDS_BROWSER"  # set where these tests may not be left out: .ci/run
 LIMIT = 2.0  # seconds from the call to the last chart
 FIGURES = 11
 
@@ -22,8 +22,7 @@ FIGURES = 11
 @pytest.fixture(scope="module")
 def browser():
     if not (browsers.CHROMIUM and browsers.DRIVER):
-        how = f"the tests of report's page in a browser are left out: {browsers.MISSING}"
-        pytest.fail(how) if os.environ.get(NEEDED) else pytest.skip(how)
+        leave_out(f"the tests of report's page in a browser are left out: {browsers.MISSING}")
     with browsers.browser() as driver:
         yield driver
 
