@@ -15,7 +15,7 @@ from pathlib import Path
 
 from brigade.errors.tables import table
 from brigade.plan import hardware
-from brigade.plan.constants import DRIVERS
+from brigade.plan.costs.conventions import DRIVERS
 from brigade.plan.costs.estimate import factors, time_group
 from brigade.plan.hardware import calibration
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 
 from brigade.plan import hardware
-from brigade.plan.hardware import node_gbit
+from brigade.plan.hardware.network import node_gbit
 from brigade.plan.shape.model_shape import ModelShape
 
 from .job import HALF_GRADIENTS

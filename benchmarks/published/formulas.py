@@ -8,14 +8,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from brigade.plan.constants import CONSTANTS, LOGIT_BYTES
+from brigade.plan.constants import CONSTANTS
 from brigade.plan.costs import activations, communication, estimate, layer, memory, step_time
 from brigade.plan.costs.communication import Shared, sharding_seconds, tensor_seconds, ulysses_seconds
+from brigade.plan.costs.conventions import LOGIT_BYTES
 from brigade.plan.costs.division import Division, Stage, division, frozen_bytes
 from brigade.plan.costs.job import Job
 from brigade.plan.costs.memory import Memory
 from brigade.plan.costs.mixer import Op
-from brigade.plan.hardware import Gpu, Links, gpu
+from brigade.plan.hardware import Gpu, gpu
+from brigade.plan.hardware.network import Links
 
 from .job import PublishedJob
 

@@ -15,7 +15,7 @@ from ..errors import UserError
 from ..errors.console import counted
 from ..errors.findings import Finding
 from ..errors.tables import Document, Fields
-from ..plan.hardware import hold_name
+from ..plan.hardware.network import hold_name
 from ..train.host.cluster import World
 from ..train.recipe.batch import Batch, batch_arithmetic
 from ..train.recipe.files import REPOSITORY

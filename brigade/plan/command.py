@@ -21,7 +21,8 @@ from .choice.workload import INSTALLED, MICRO_BATCHES, WITH_LIGER, Cluster, Work
 from .costs.images import Asked, described_with_images, size_of
 from .costs.job import PROJECTOR
 from .costs.memory import GIB
-from .hardware import calibration, gpu, hold_name
+from .hardware import calibration, gpu
+from .hardware.network import hold_name
 from .output import answer, show, write
 from .output.answer import answer_json
 from .output.objective import say_images, say_objective

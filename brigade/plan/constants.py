@@ -1,12 +1,9 @@
-"""The numbers that formulas take from measurements, published runs and other programs, and what engines, losses and optimizers
-keep and send: constants.yaml and costs/conventions.yaml explain them and name their sources."""
+"""The numbers that formulas take from measurements, published runs and other programs: constants.yaml says where each is from."""
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, make_dataclass
+from dataclasses import make_dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
 
 from ..errors.tables import Document, Fields, table
 
@@ -36,46 +33,3 @@ def _frozen(value: object) -> object:
 SOURCES: Mapping[str, Document] = MappingProxyType(table(Path(__file__).with_name("constants.yaml")))
 _VALUES: Fields = {name: _frozen(row["value"]) for name, row in SOURCES.items()}
 CONSTANTS: Constants = make_dataclass("Values", _VALUES, bases=(Constants,), frozen=True)(**_VALUES)
-
-
-@dataclass(frozen=True)
-class Engine:
-    """One of conventions.yaml's engines."""
-
-    weights: float
-    gradients: float
-    optimizer: float
-    held: bool = True
-    accumulated: float = 8.0
-    reduced: float = 4.0
-    gathered: float = 2.0
-    bucket: float = 0.0
-    hidden: float = 1.0
-    everywhere: bool = False
-    host_sharded: float = 1.0
-    host_rank: float = 0.0
-    host_norm: float = math.inf
-    collectives: int = 1
-    scatters_hidden: bool = True
-
-
-class Schedule(NamedTuple):
-    """One of conventions.yaml's orders of a pipeline's micro-batches."""
-
-    bubble: float
-    keeps_all: bool = False
-
-
-class Rows(NamedTuple):
-    """One of conventions.yaml's kinds of rows that an objective reads."""
-
-    samples: int
-    mismatched: int
-
-
-_ROWS = table(Path(__file__).parent / "costs/conventions.yaml")
-ENGINES = {name: Engine(**row) for name, row in _ROWS["engines"].items()}
-SCHEDULES = {name: Schedule(**row) for name, row in _ROWS["schedules"].items()}
-ROWS = {name: Rows(**row) for name, row in _ROWS["rows"].items()}
-LOGIT_BYTES: dict[str, float] = dict(_ROWS["logit_bytes"])
-DRIVERS: dict[str, float] = dict(_ROWS["drivers"])

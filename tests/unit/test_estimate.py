@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from brigade.errors import UserError
 from brigade.plan.choice.search import refusal
 from brigade.plan.choice.workload import Cluster
-from brigade.plan.constants import CONSTANTS, LOGIT_BYTES
+from brigade.plan.constants import CONSTANTS
 from brigade.plan.costs.activations import micro_batches_in_flight
+from brigade.plan.costs.conventions import LOGIT_BYTES
 from brigade.plan.costs.estimate import estimate, factors, intervals, memory_group, time_group, unseen
 from brigade.plan.costs.host_memory import copied, host, whole_on_gpu
 from brigade.plan.costs.job import FUSED, Comparison, Job

@@ -9,14 +9,16 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.published import traffic
-from brigade.plan.constants import CONSTANTS, SCHEDULES
+from brigade.plan.constants import CONSTANTS
 from brigade.plan.costs.activations import micro_batches_in_flight
+from brigade.plan.costs.conventions import SCHEDULES
 from brigade.plan.costs.division import division, stage_states, stages
 from brigade.plan.costs.host_memory import host
 from brigade.plan.costs.job import Job, axis_fields
 from brigade.plan.costs.memory import moments
 from brigade.plan.costs.step_time import step_time
-from brigade.plan.hardware import gpu, links
+from brigade.plan.hardware import gpu
+from brigade.plan.hardware.network import links
 from brigade.plan.runs.prediction import as_seen
 from brigade.plan.shape.find import named_shape
 from brigade.train.engines.parallel import pipeline_schedule

@@ -12,7 +12,7 @@ import yaml
 from benchmarks import ablations, baseline, pages, planner, planner_intervals, planner_rows, strangers, varying
 from benchmarks.published import formulas, table
 from brigade.plan import constants, hardware
-from brigade.plan.constants import ENGINES
+from brigade.plan.costs.conventions import ENGINES
 from brigade.train.recipe.files import REPOSITORY
 from testing.published_row import ROW
 

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 from brigade.offers import offers
 from brigade.plan import hardware
 from brigade.plan.choice import job_of_recipe, job_of_run
-from brigade.plan.constants import ENGINES
+from brigade.plan.costs.conventions import ENGINES
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.job import EAGER, FUSED
 from brigade.plan.runs import calibrate, prediction

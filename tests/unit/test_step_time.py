@@ -11,7 +11,8 @@ from brigade.plan.costs import activations, memory
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.job import Job
 from brigade.plan.costs.step_time import step_time
-from brigade.plan.hardware import gpu, hold_name, links, node_gbit
+from brigade.plan.hardware import gpu
+from brigade.plan.hardware.network import hold_name, links, node_gbit
 from brigade.plan.shape.find import named_shape
 
 LLAMA_8B = named_shape(str(Path(__file__).parents[2] / "recipes" / "llama-3.1-8b"))

@@ -9,7 +9,7 @@ from brigade.plan.choice import goals
 from brigade.plan.choice.workload import Cluster, Workload
 from brigade.plan.costs.estimate import estimate, factors, time_group
 from brigade.plan.costs.job import Job
-from brigade.plan.hardware import unproven_cards
+from brigade.plan.hardware.network import unproven_cards
 from brigade.plan.shape.find import named_shape
 from testing.ranks import REPOSITORY
 

@@ -11,7 +11,7 @@ from ..costs.communication import held, round_seconds, sent
 from ..costs.estimate import Estimate, estimate
 from ..costs.job import Replicas
 from ..costs.memory import GIB
-from ..hardware import links
+from ..hardware.network import links
 from .goals import Answer, answer
 from .job_of_recipe import RecipePlan, job_of
 

@@ -11,7 +11,8 @@ from ...errors.tables import table
 from ..costs.job import Job
 from ..costs.memory import GIB
 from ..costs.step_time import cpu_adam_seconds
-from ..hardware import catalogue, gpu, links
+from ..hardware import catalogue, gpu
+from ..hardware.network import links
 from .search import MUCH, NEAR, candidates, chosen, undivided
 from .workload import WITH_LIGER, Candidate, Cluster, Workload, named
 

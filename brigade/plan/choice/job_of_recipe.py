@@ -21,7 +21,8 @@ from ...train.strategy import Strategy, choose
 from ..costs.estimate import Estimate, estimate
 from ..costs.images import NOT_ASKED, Asked
 from ..costs.job import Job
-from ..hardware import Gpu, gpu, hold_name
+from ..hardware import Gpu, gpu
+from ..hardware.network import hold_name
 from ..shape.find import RECIPES, described, known_config, named_config
 from ..shape.tower import described_with_tower
 from .job_of_run import NotCovered, job_of_run

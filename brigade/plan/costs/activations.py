@@ -3,8 +3,9 @@
 import functools
 import math
 
-from ..constants import CONSTANTS, LOGIT_BYTES
+from ..constants import CONSTANTS
 from ..shape.lora import ALL, all_linears
+from .conventions import LOGIT_BYTES
 from .division import division, stages
 from .images import tower_job
 from .job import PROJECTOR, VISION_TOWER, Job

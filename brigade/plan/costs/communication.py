@@ -4,7 +4,8 @@ import functools
 from typing import NamedTuple
 
 from ..constants import CONSTANTS
-from ..hardware import Gpu, Links, links
+from ..hardware import Gpu
+from ..hardware.network import Links, links
 from .division import Stage, division, gathered_bytes
 from .job import Job
 from .layer import exchanged_width

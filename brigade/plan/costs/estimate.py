@@ -9,7 +9,8 @@ from pathlib import Path
 from ...errors.tables import Fields, table
 from ...train.watch.flops import flops_per_token, utilisation
 from ..constants import CONSTANTS
-from ..hardware import Gpu, gpu, is_measured, joined, unproven_cards
+from ..hardware import Gpu, gpu
+from ..hardware.network import is_measured, joined, unproven_cards
 from .comparing import looks_before_training
 from .job import Job
 from .memory import GIB, Memory, gaps, moments, reserved_with_room, stream_pool

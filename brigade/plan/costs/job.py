@@ -8,10 +8,10 @@ from ...errors.tables import Fields
 from ...train.recipe.method import METHODS
 from ...train.recipe.objectives import MODEL, OBJECTIVES, SFT
 from ...train.strategy.axes import Axes
-from ..constants import ENGINES, ROWS, SCHEDULES, Engine, Rows, Schedule
 from ..shape.image_tokens import Image
 from ..shape.model_shape import ModelShape
 from ..shape.tower import Tower
+from .conventions import ENGINES, ROWS, SCHEDULES, Engine, Rows, Schedule
 
 Kernels = frozenset[str]  # of "norm", "rotary", "mlp", "experts", "softmax": which of them are one kernel each
 EAGER: Kernels = frozenset()

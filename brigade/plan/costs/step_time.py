@@ -4,12 +4,14 @@ import functools
 import math
 from dataclasses import dataclass, replace
 
-from ..constants import CONSTANTS, DRIVERS, LOGIT_BYTES
-from ..hardware import Gpu, gpu, links
+from ..constants import CONSTANTS
+from ..hardware import Gpu, gpu
+from ..hardware.network import links
 from ..shape.lora import linears
 from .activations import input_bytes
 from .communication import between_layers, border_seconds, data_seconds, gathering_seconds, synchronising
 from .comparing import Looks, looks_of_a_step
+from .conventions import DRIVERS, LOGIT_BYTES
 from .division import beside_matrices, division, gathered_bytes, stages
 from .images import tower_job
 from .job import PROJECTOR, VISION_TOWER, Job

@@ -18,7 +18,8 @@ from ..costs.estimate import Estimate, intervals, memory_group, parts, time_grou
 from ..costs.host_memory import host
 from ..costs.job import Job
 from ..costs.memory import GIB
-from ..hardware import Gpu, calibration, joined, links
+from ..hardware import Gpu, calibration
+from ..hardware.network import joined, links
 from ..shape.find import named_config, positions_of
 from ..shape.from_config import sparse_attention
 from ..shape.lora import token_parameters

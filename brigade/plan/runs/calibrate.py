@@ -22,7 +22,8 @@ from ...train.host import files
 from ...train.recipe.files import read_yaml
 from ..costs.job import Job
 from ..costs.step_time import StepTime, step_time
-from ..hardware import Gpu, calibration, gpu, links
+from ..hardware import Gpu, calibration, gpu
+from ..hardware.network import links
 from ..shape.from_code import MeasuredShape
 from ..shape.model_shape import ModelShape
 
