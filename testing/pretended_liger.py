@@ -1,7 +1,7 @@
-"""Liger's kernels on a host without a GPU: the package itself, by Triton's interpreter, where it and Triton are installed
-(pip install --target FOLDER liger-kernel triton, and PYTHONPATH=FOLDER); else the same functions in plain torch, put into the
-same places of a model. As Liger's do, they compute their gradients themselves, write them over what they were given, and want
-weights that are plain and whole."""
+"""Liger's kernels on a host without a GPU: the package itself, by Triton's interpreter, with TRITON_INTERPRET=1 where both are
+installed (pip install --target FOLDER liger-kernel triton, and PYTHONPATH=FOLDER). Else they are the same functions in plain
+torch, put into the same places of a model. As Liger's do, they compute their gradients themselves, write them over what they were
+given, and want weights that are plain and whole."""
 
 import functools
 import importlib
@@ -23,10 +23,10 @@ CALLS: Counter[str] = Counter()  # of each kernel in this process
 @functools.cache
 def install() -> None:
     """Let this process train with Liger's kernels. They stay: Liger changes functions of a model's module."""
-    os.environ["TRITON_INTERPRET"] = "1"
-    if importlib.util.find_spec("liger_kernel"):
-        _interpret()
+    if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("liger_kernel"):
+        _interpret()  # it was said before Triton was imported, as it has to be: torch's build for CUDA imports it
         return
+    os.environ["TRITON_INTERPRET"] = "1"
     from transformers.integrations import liger
 
     package, inner = (ModuleType(name) for name in ("liger_kernel", "liger_kernel.transformers"))

@@ -1,6 +1,6 @@
 """Liger's norms, rotary embedding and gated MLPs compute what the model's own do, under every strategy and axis.
 
-By testing/pretended_liger.py: the package itself where it and Triton are installed, else what stands in for it.
+By testing/pretended_liger.py: the package itself with TRITON_INTERPRET=1, where it and Triton are installed, or a stand-in.
 """
 
 import pytest
