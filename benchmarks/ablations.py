@@ -18,8 +18,9 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from brigade.plan import constants, hardware
+from brigade.plan import hardware
 from brigade.plan.constants import CONSTANTS
+from brigade.plan.costs import conventions
 from brigade.plan.hardware import calibration
 
 from .pages import EVIDENCE, RESULTS, markdown, read, save, write
@@ -73,10 +74,10 @@ def without(name: str) -> Iterator[None]:
     changes, drivers, attention = values.pop("engines", {}), values.pop("drivers", True), values.pop("attention", True)
     entries = hardware.table(hardware.CATALOGUE)["gpus"]
     with ExitStack() as stack:
-        for of in (constants.ENGINES, job.ENGINES):
+        for of in (conventions.ENGINES, job.ENGINES):
             stack.enter_context(patch.dict(of, {key: replace(engine, **changes) for key, engine in of.items()}))
         if not drivers:
-            stack.enter_context(patch.dict(constants.DRIVERS, dict.fromkeys(constants.DRIVERS, 1.0)))
+            stack.enter_context(patch.dict(conventions.DRIVERS, dict.fromkeys(conventions.DRIVERS, 1.0)))
         for entry in entries.values():
             stack.enter_context(patch.dict(entry, {} if attention else {"attention_tflops": {}}))
         was = {key: getattr(CONSTANTS, key) for key in values}

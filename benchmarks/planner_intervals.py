@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from brigade.plan import constants, hardware
+from brigade.plan import hardware
+from brigade.plan.costs import conventions
 from brigade.plan.costs.estimate import memory_group, time_group
 
 from .planner_hosts import checkpoints, published
@@ -139,7 +140,7 @@ def groups(what: str) -> dict[str, Group]:
     else:
         fitted = {run.name for run in runs()} if what == "device" else {}
         for run in measured(what):
-            if run.job.engine in constants.ENGINES and run.name not in fitted:
+            if run.job.engine in conventions.ENGINES and run.name not in fitted:
                 rows[memory_group(run.job)].append((run, memory_error(run)))
     found = {name: grouped(members) for name, members in sorted(rows.items())}
     unseen = never_seen(found)

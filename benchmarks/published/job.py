@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from brigade.errors.tables import table
-from brigade.plan import constants
+from brigade.plan.costs import conventions
 from brigade.plan.costs.job import Job
 from brigade.train.strategy.state_bytes import OPTIMIZER_BYTES
 
 
 @dataclass(frozen=True)
-class Engine(constants.Engine):
+class Engine(conventions.Engine):
     """An engine of conventions.yaml, beside this file, whose comments explain these fields; or one of train.py's."""
 
     gathers_hidden: bool = True
@@ -29,13 +29,13 @@ class Engine(constants.Engine):
 
 
 _ROWS = table(Path(__file__).with_name("conventions.yaml"))
-ENGINES = {name: Engine(**vars(engine), **_ROWS["own"].get(name, {})) for name, engine in constants.ENGINES.items()} | {
-    name: Engine(**row) for name, row in _ROWS["engines"].items()
-}
+ENGINES = {
+    name: Engine(**vars(engine), **_ROWS["own"].get(name, {})) for name, engine in conventions.ENGINES.items()
+} | {name: Engine(**row) for name, row in _ROWS["engines"].items()}
 HALF_GRADIENTS: dict[str, dict[str, Any]] = _ROWS["half_gradients"]
 # These three are tables of the planner's that its formulas read by name.
-constants.LOGIT_BYTES.update(_ROWS["logit_bytes"])
-constants.DRIVERS.update(_ROWS["drivers"])
+conventions.LOGIT_BYTES.update(_ROWS["logit_bytes"])
+conventions.DRIVERS.update(_ROWS["drivers"])
 OPTIMIZER_BYTES.update(_ROWS["optimizer_bytes"])
 
 

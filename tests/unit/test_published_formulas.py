@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.published.job import ENGINES, PublishedJob
-from brigade.plan import constants
+from brigade.plan.costs import conventions
 from brigade.plan.costs.division import division
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.job import FUSED, Job
@@ -24,7 +24,7 @@ def published(shape=LLAMA_8B, **options):
     return PublishedJob(shape, **({"sequence": 4096, "data": 8, "stage": 3} | options))
 
 
-@pytest.mark.parametrize("engine", constants.ENGINES)
+@pytest.mark.parametrize("engine", conventions.ENGINES)
 @pytest.mark.parametrize("method, trained", [("full", 0), ("lora", 10**7), ("qlora", 10**7)])
 def test_what_train_py_runs_too_is_estimated_the_same(engine, method, trained):
     """Without a tensor, context, pipeline or expert group; the planner's own answers are what its users get."""
@@ -101,5 +101,5 @@ def test_a_ring_is_hidden_behind_long_attention_and_an_exchange_is_not():
 
 
 def test_the_planner_s_table_of_engines_is_its_own():
-    assert not {"megatron", "pure", "nanotron"} & constants.ENGINES.keys()
-    assert constants.ENGINES.keys() < ENGINES.keys()
+    assert not {"megatron", "pure", "nanotron"} & conventions.ENGINES.keys()
+    assert conventions.ENGINES.keys() < ENGINES.keys()

@@ -1,5 +1,6 @@
 """What a run leaves behind, how it continues and repeats, and what it logs."""
 
+import importlib.metadata
 import json
 import math
 import shutil
@@ -29,7 +30,7 @@ def test_the_output_directory_holds_what_the_readme_says(done):
     assert losses(state["log_history"]) == losses(history)
     assert list((output / "tensorboard").rglob("events*"))
     record = yaml.safe_load((output / "run.yaml").read_text())
-    assert record["run"]["ranks"] == 1 and record["run"]["versions"]["torch"] == torch.__version__
+    assert record["run"]["ranks"] == 1 and record["run"]["versions"]["torch"] == importlib.metadata.version("torch")
     assert record["training"]["max_steps"] == 6 and "auto" not in str(record["run"]["batch"])
     kernels = {"attention": "varlen", "optim": "adamw_torch", "torch_compile": False, "use_liger_kernel": False}
     assert record["run"]["kernels"] == kernels  # what was taken, whether the recipe names it or says auto
