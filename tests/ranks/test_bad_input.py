@@ -4,9 +4,7 @@ import datetime
 
 import pytest
 
-from testing.train_command import (
-    free_port,
-)
+from testing.train_command import free_port
 
 ZERO = '{"zero_optimization": {"stage": 2%s}%s}'
 RECIPE = """

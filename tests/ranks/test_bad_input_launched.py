@@ -65,8 +65,7 @@ def test_a_fault_in_training_ends_all_ranks_with_one_traceback(launcher, strateg
 
 
 @pytest.mark.parametrize(
-    "launcher, strategy",
-    marks.cases(slow=[("deepspeed", "ds_configs/zero2.json")], matrix=[("accelerate", "none")]),
+    "launcher, strategy", marks.cases(slow=[("deepspeed", "ds_configs/zero2.json")], matrix=[("accelerate", "none")])
 )
 def test_a_rank_that_hangs_is_named_under_launchers_that_know_nothing_of_it(launcher, strategy, place):
     flags = [*GOOD, *as_flags(max_steps=30, global_batch_size=4, save_steps=None, eval_steps=None, hang_timeout=10)]

@@ -60,10 +60,7 @@ def test_a_run_that_died_twice_goes_on_bit_for_bit(name, done):
     run_files.assert_same_models(folder, name, f"{name}, stopped")
 
 
-@pytest.mark.parametrize(
-    "other",
-    marks.cases(slow=["zero3-sp2 to ddp on 1", "ddp to fsdp2-sp2 on 2"], matrix=OTHERS),
-)
+@pytest.mark.parametrize("other", marks.cases(slow=["zero3-sp2 to ddp on 1", "ddp to fsdp2-sp2 on 2"], matrix=OTHERS))
 def test_it_goes_on_with_other_parts_or_none(other, done):
     found, _ = done
     assert resume.worst(found[other], found[other.split(" to ")[0]]) <= resume.TOLERANCE

@@ -10,20 +10,7 @@ from brigade.train.distributed import devices
 from brigade.train.host.checksums import sealed
 from brigade.train.host.cluster import World
 from brigade.train.model import attention
-from testing.made_up_kernels import (
-    A100,
-    CPU,
-    H100,
-    LLAMA,
-    RTX_4090,
-    RUN,
-    SHAPES,
-    WORLD,
-    config,
-    gpu,
-    own,
-    proof_of,
-)
+from testing.made_up_kernels import A100, CPU, H100, LLAMA, RTX_4090, RUN, SHAPES, WORLD, config, gpu, own, proof_of
 
 
 def found(settings, world=WORLD):

@@ -16,17 +16,7 @@ from brigade.kernels import judging, models, paths, proofs, prove, steps, worker
 from brigade.train.model import attention, packed_samples
 from brigade.train.recipe.files import REPOSITORY
 from testing import faulty_kernels, marks
-from testing.made_up_kernels import (
-    A100,
-    CPU,
-    H100,
-    NARROW,
-    RTX_4090,
-    SHAPES,
-    config,
-    gpu,
-    own,
-)
+from testing.made_up_kernels import A100, CPU, H100, NARROW, RTX_4090, SHAPES, config, gpu, own
 from testing.shipped import shipped
 
 
