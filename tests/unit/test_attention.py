@@ -8,6 +8,7 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from brigade.train.distributed import devices
 from brigade.train.engines import kernels
 from brigade.train.host.cluster import World
 from brigade.train.model import attention, trial
@@ -110,6 +111,7 @@ def test_what_is_not_installed_is_told_by_its_own_name(load, flash, mistake, mon
     monkeypatch.setattr("transformers.utils.is_flash_attn_3_available", lambda *_, **__: False)
     for name, value in (("is_available", True), ("device_count", 8), ("is_bf16_supported", True)):
         monkeypatch.setattr(f"torch.cuda.{name}", lambda value=value, **_: value)
+    monkeypatch.setattr(devices, "without_code", lambda _: "")  # torch's build for CUDA would ask for a driver
     settings = load("--bf16", model={"attn_implementation": named})
     world = World(0, 0, 1, 1, "host", "python")
     message = mistake(preflight.check_host, settings, choose_strategy(settings, world, {}), world)
