@@ -27,6 +27,11 @@ def check(run: Run, config: "PreTrainedConfig") -> None:
     elif why := own_loss.why_no_token_losses(config, settings.recipe.model.trust_remote_code):
         problem = f"{type(config).__name__} gives no losses of single tokens: {why}"
         raise UserError(settings.place("objective"), problem, "choose a causal language model of Transformers")
+    if training.share_prompts is True:
+        way, why = packed_samples.way_of_sharing(run, config)
+        if way == packed_samples.NOTHING:
+            problem = f"the answers of a pair cannot share the tokens of their prompt: {why}"
+            raise UserError(settings.place("share_prompts"), problem, "set it to auto or false")
     if needs_second_model(settings.recipe):
         second_model.check(run, str(reference_of(settings.recipe)), config)
 

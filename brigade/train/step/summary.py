@@ -69,6 +69,7 @@ def summary(run: Run, trainer: TrainingContext, data: Prepared, checkpoint: Path
         "kernels": _kernels(run.kernels, trainer.model),
         **{key: f"{json.dumps(getattr(training, key))} ({why})" for key, why in run.settings.decided.items()},
         "samples": packed_samples.layout(run.settings, trainer.model.config, run.kernels.attention)[2],
+        **packed_samples.describe_sharing(run, trainer.model.config),
         "output": str(run.directory) + ("" if run.shared else ", on each host its own: whole checkpoints in each"),
     }
     if others := versions.not_pinned(versions.of_this_process()):
