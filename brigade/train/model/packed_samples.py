@@ -17,15 +17,11 @@ from .. import upstream
 from ..data.collate import Layout, cumulative, positions
 from ..recipe.objectives import objective_of
 from ..recipe.settings import Settings
-from ..strategy import facts_of, refusal
 from . import attention, parts, sample_by_sample, trial
-from .experts import router_loss_coef
 from .tiny import SPAN, shrink, with_short_spans
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, ProcessorMixin
-
-    from ..run.directory import Run
 
 
 # What a model learns it from; LENGTHS are cumulative ones, as varlen and FlashAttention take them; MASKS are one for each kind of
@@ -56,10 +52,11 @@ def layout(settings: Settings, config: PreTrainedConfig, how: str) -> tuple[bool
     return True, True, why
 
 
-def layout_of(run: Run, config: PreTrainedConfig, marks: bool, processor: ProcessorMixin) -> Layout:
-    """Return how samples lie in a run's micro-batches. marks, processor: as of Layout"""
-    settings = run.settings
-    padding_free, squares, _ = layout(settings, config, run.kernels.attention)
+def layout_of(
+    settings: Settings, config: PreTrainedConfig, how: str, marks: bool, processor: ProcessorMixin, shares: bool
+) -> Layout:
+    """Return how samples lie in a run's micro-batches. how: its attention; marks, processor, shares: as of Layout"""
+    padding_free, squares, _ = layout(settings, config, how)
     objective = objective_of(settings.recipe.training)
     return Layout(
         padding_free=padding_free,
@@ -68,7 +65,7 @@ def layout_of(run: Run, config: PreTrainedConfig, marks: bool, processor: Proces
         squares=squares and not objective.scores,  # which are asked for by their places in a single row
         marks=marks,
         rows=objective.rows,
-        shares=way_of_sharing(run, config)[0] != NOTHING,
+        shares=shares,
         scores=objective.scores,
         processor=processor,
         # Each rank runs the tower in each micro-batch: the others would wait for one that does not. One process does so, too, for
@@ -83,31 +80,12 @@ def method_of(config: PreTrainedConfig, how: str, trust_remote_code: bool = Fals
     return _tried(trial.Architecture.of(config), how, trust_remote_code)
 
 
-def way_of_sharing(run: Run, config: PreTrainedConfig) -> tuple[str, str]:
-    """Return (LENGTHS, MASKS or MASK, where the two answers of a pair share the tokens of their prompt, as attention learns it;
-    NOTHING where they do not; why not, "" where nobody asks for it)."""
-    settings, how = run.settings, run.kernels.attention
-    training = settings.recipe.training
-    if "share_prompts" not in objective_of(training).keys or not training.share_prompts:
-        return NOTHING, ""
-    row = refusal(**facts_of(run.strategy, settings) | {"share_prompts": True})
-    if row:
-        return NOTHING, row["problem"]
-    if router_loss_coef(settings, config):
-        return NOTHING, "the loss of the model's routers is a mean over tokens, of which there would be fewer"
-    end_to_end, _, why = layout(settings, config, how)
-    if not end_to_end:
-        return NOTHING, why
+def way_of_sharing(config: PreTrainedConfig, how: str, trust_remote_code: bool = False) -> tuple[str, str]:
+    """Return (LENGTHS, MASKS or MASK, by which the two answers of a pair can share the tokens of their prompt, or NOTHING; why it
+    is NOTHING)."""
     if how not in (attention.VARLEN, *attention.MASKED) or torch.cuda.is_available():
         return NOTHING, f"nobody has compared it with {how}{' on a GPU' * torch.cuda.is_available()}"
-    return _tried(trial.Architecture.of(config), how, settings.recipe.model.trust_remote_code, shares=True)
-
-
-def describe_sharing(run: Run, config: PreTrainedConfig) -> dict[str, str]:
-    """Return {"prompts": whether those of pairs are computed once, or why not}; {} where nobody asks for it."""
-    way, why = way_of_sharing(run, config)
-    once = "once for both answers of a pair" if way != NOTHING else ""
-    return {"prompts": once or f"once for each answer: {why}"} if once or why else {}
+    return _tried(trial.Architecture.of(config), how, trust_remote_code, shares=True)
 
 
 def masks(

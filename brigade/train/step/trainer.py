@@ -28,6 +28,7 @@ from ..engines.engine import Engine
 from ..local.elastic_steps import replica_of
 from ..loss import own_loss
 from ..loss.distillation import Distillation
+from ..loss.objective_checks import way_of_sharing
 from ..loss.preferences import Preferences
 from ..loss.router_loss import RouterLoss
 from ..model import base_files, packed_samples, processor_files, sample_by_sample
@@ -166,13 +167,14 @@ class Trainer(EvaluatingTrainer):
         self.pad_token_id = self.processing_class.pad_token_id
         how, trusts = self.run.kernels.attention, settings.recipe.model.trust_remote_code
         self.sample_boundaries, _ = packed_samples.method_of(config, how, trusts)
-        sharing, _ = packed_samples.way_of_sharing(self.run, config)
-        if sharing != packed_samples.NOTHING:
+        sharing, _ = way_of_sharing(self.run, config)
+        shares = sharing != packed_samples.NOTHING
+        if shares:
             self.sample_boundaries = sharing
         self.samples = sample_by_sample.divide(self.model)
         if self.data.images:
             tower.take_over(self.model)
-        layout = packed_samples.layout_of(self.run, config, marks, self.data.images)
+        layout = packed_samples.layout_of(settings, config, how, marks, self.data.images, shares)
         self.collate = self.engine.collate(self.pad_token_id, layout)
         # The model would add its own loss for its routers, of a micro-batch.
         own = getattr(config.get_text_config(), "output_router_logits", False) and self.run.strategy.axes.stages == 1
