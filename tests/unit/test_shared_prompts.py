@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.architectures import LACKING
 from brigade.errors import UserError
 from brigade.train.data.answers import ANSWERS, SHARED, TOKENS, prompts_once, samples_of
 from brigade.train.data.collate import ABOUT, KEYS, Collate, Layout
@@ -142,7 +143,9 @@ def test_half_precision_on_a_cpu_is_as_near_as_without_sharing():
 def tries(monkeypatch):
     """tries(family, how): what the trial says, without results of another test."""
     monkeypatch.setattr(packed_samples, "_tried", packed_samples._tried.__wrapped__)
-    return lambda family, how: packed_samples.way_of_sharing(AutoConfig.for_model(family), how)[0]
+    return lambda family, how: packed_samples.way_of_sharing(
+        AutoConfig.for_model(family, **LACKING.get(family, {})), how
+    )[0]
 
 
 @pytest.mark.parametrize("family, how", WITH_STATES)
