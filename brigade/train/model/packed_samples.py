@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # What a model learns it from; LENGTHS are cumulative ones, as varlen and FlashAttention take them; MASKS are one for each kind of
 # layer, MASK is one for all.
 LENGTHS, POSITIONS, MASKS, MASK, NOTHING = "lengths", "positions", "masks", "mask", "nothing"
+BY_MASKS = (MASKS, MASK)
 
 
 def check(settings: Settings, config: PreTrainedConfig, how: str) -> None:
@@ -115,9 +116,12 @@ class _Sees:
         begins = position_ids.diff(prepend=position_ids[:, :1] - 1) != 1
         sample, places = begins.cumsum(-1), torch.arange(position_ids.shape[1], device=position_ids.device)
         before = position_ids - places + torch.where(begins, places, 0).cummax(-1).values
-        of, by = sample[:, :, None] - sample[:, None], position_ids[:, :, None] - position_ids[:, None]
-        self.seen = (of == 0) | ((of == 1) & (position_ids[:, None] < before[:, :, None]))
-        self.seen &= (by >= 0) & (by < (window or position_ids.shape[1]))
+        own, of_key, place = sample[:, :, None], sample[:, None], position_ids[:, None]
+        # Comparisons only: a difference of each two tokens would take eight times as much memory.
+        self.seen = (own == of_key) | ((own == of_key + 1) & (place < before[:, :, None]))
+        self.seen &= place <= position_ids[:, :, None]
+        if window:
+            self.seen &= place > position_ids[:, :, None] - window
 
     def __call__(self, row: torch.Tensor, _: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         return self.seen[row, query, key]
@@ -153,7 +157,7 @@ def _tried(
         samples, before = [*samples, 2 * SPAN + 3, 3], [0, 1, 0, 2 * SPAN - 1, 0]
     position_ids = torch.from_numpy(positions(np.array(samples), np.array(before)))[None]
     rows = parts.position_rows(config) if images else 1
-    ways = (LENGTHS,) if by_lengths else (MASKS, MASK) if shares else (POSITIONS, MASKS)
+    ways = (LENGTHS,) if by_lengths else BY_MASKS if shares else (POSITIONS, MASKS)
     attention.register()
     why = "its attention lets them see something else" if shares else "nothing tells it where one begins"
     options = {"attn_implementation": stand_in, "dtype": torch.float32, "trust_remote_code": trust_remote_code}
@@ -171,13 +175,10 @@ def _tried(
             return {} if way == POSITIONS else {"attention_mask": masks(model.config, position_ids, torch.float32, way)}
 
         def gradients(computed: torch.Tensor) -> torch.Tensor:
-            weights, weighted = (
-                list(model.parameters()),
-                computed * torch.linspace(-1, 1, computed.numel()).view_as(computed),
-            )
-            return torch.cat(
-                [each.flatten() for each in torch.autograd.grad(weighted.sum(), weights, materialize_grads=True)]
-            )
+            weighted = computed * torch.linspace(-1, 1, computed.numel()).view_as(computed)
+            trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            found = torch.autograd.grad(weighted.sum(), trained, materialize_grads=True)
+            return torch.cat([gradient.flatten() for gradient in found])
 
         def alike(found: torch.Tensor, expected: torch.Tensor) -> bool:
             return bool((found - expected).abs().max() <= rounding * expected.abs().max())

@@ -166,11 +166,9 @@ class Trainer(EvaluatingTrainer):
         settings, config = self.run.settings, self.model.config
         self.pad_token_id = self.processing_class.pad_token_id
         how, trusts = self.run.kernels.attention, settings.recipe.model.trust_remote_code
-        self.sample_boundaries, _ = packed_samples.method_of(config, how, trusts)
         sharing, _ = way_of_sharing(self.run, config)
         shares = sharing != packed_samples.NOTHING
-        if shares:
-            self.sample_boundaries = sharing
+        self.sample_boundaries = sharing if shares else packed_samples.method_of(config, how, trusts)[0]
         self.samples = sample_by_sample.divide(self.model)
         if self.data.images:
             tower.take_over(self.model)
@@ -292,11 +290,10 @@ class Trainer(EvaluatingTrainer):
         inputs = {key: value for key, value in inputs.items() if key not in NOT_FOR_MODELS} | dict(self.options)
         with this_process.forward_pass.told(about and about.end_to_end, made, weights, said):
             way = self.sample_boundaries
-            if way in (packed_samples.MASKS, packed_samples.MASK) and "attention_mask" not in inputs:
+            if way in packed_samples.BY_MASKS and "attention_mask" not in inputs:
                 masked = model if isinstance(model, PreTrainedModel) else self.model  # and no wrapper or part of it
-                inputs["attention_mask"] = packed_samples.masks(
-                    masked.config, inputs["position_ids"], masked.dtype, way
-                )
+                about_masks = masked.config, inputs["position_ids"], masked.dtype, way
+                inputs["attention_mask"] = packed_samples.masks(*about_masks)
             return model(**inputs, use_cache=False, num_items_in_batch=num_items_in_batch)
 
     def token_losses(self, inputs: Inputs) -> torch.Tensor:
