@@ -90,14 +90,14 @@ class Layout:
     marks: whether REAL says which tokens are neither filler nor padding, in a tensor of bool of the shape of input_ids
     rows: what a row of the data holds (objectives.py). Where samples are answers that are compared, each is padded by itself, and
         ANSWERS tells of them
-    shares: whether the two answers of a pair, end to end, share the tokens of their prompt: the second lies behind the first
-        without them (arXiv 2410.20305). Its positions go on behind the prompt, and attention sees that and the answer itself
     scores: whether what is asked for is not the token behind each one, but a score at each answer's last
     processor: the model's processor of images (model/images/processor.py), which adds to a micro-batch what forward() takes of
         images; None where rows have none
     always_image: whether a micro-batch without an image gets a blank one, in a sample without labels at its end: where one rank
         runs the tower that turns images into embeddings, all ranks have to
     targets: at how many places logits are computed at least, end to end; the further ones are without a label
+    shares: whether the two answers of a pair, end to end, share the tokens of their prompt: the second lies behind the first
+        without them (arXiv 2410.20305). Its positions go on behind the prompt, and attention sees that and the answer itself
     """
 
     padding_free: bool = False
@@ -107,11 +107,11 @@ class Layout:
     squares: bool = False
     marks: bool = False
     rows: str = objectives.ANSWERS
-    shares: bool = False
     scores: bool = False
     processor: Any = None
     always_image: bool = False
     targets: int = 1  # which keeps every parameter in the graph where there is only filler
+    shares: bool = False
 
     @property
     def end_to_end(self) -> bool:
