@@ -8,6 +8,7 @@ cache of its own, so that none reads what another one has computed of the refere
 import copy
 import json
 import math
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -121,6 +122,8 @@ IN_MEMORY = ["--precompute_ref_log_probs", "false"]
 # ONE: where sequences are divided, some ranks' parts then hold no target, or no answer's end.
 PACKED, TILED, SECOND, NAMED, NAMED_SECOND = "packed", "tiled", "second model", "named", "named, in memory"
 ONE = "one by one"
+# Beside the attention of the others, which is told lengths: by masks, and with the prompt of a pair once for each answer.
+SDPA, EAGER, APART = "sdpa", "eager", "prompts apart"
 NAMES_ANOTHER = (NAMED, NAMED_SECOND)
 ADAPTERS, ADAPTERS_FIRST, DORA, QLORA = "LoRA", "LoRA, computed first", "DoRA", "QLoRA"
 CONTINUED, CONTINUED_SECOND, CONTINUED_NAMED = "continued", "continued, in memory", "continued, merged as reference"
@@ -129,6 +132,9 @@ VARIANTS: dict[str, list[str]] = {
     "": [],
     PACKED: ["--packing", "true", "--global_batch_size", "32"],
     TILED: ["--tiled_loss", "24"],
+    SDPA: ["--attn_implementation", "sdpa"],
+    EAGER: ["--attn_implementation", "eager"],
+    APART: ["--share_prompts", "false"],
     ONE: ["--per_device_train_batch_size", "1", "--per_device_eval_batch_size", "1"],
     "checkpointing": ["--activation_checkpointing", "true"],
     "bf16": ["--bf16", "true"],
@@ -177,6 +183,8 @@ class Case(NamedTuple):
         form = FORMS[self.form]
         if LORA[0] in VARIANTS[self.variant] and self.form != "reward":
             form = form | {"learning_rate": ADAPTERS_RATE}
+        if kind_of(self.form) == "pairs" and not re.search("_[tpse]p2", self.strategy):  # else auto leaves it off
+            named |= {"share_prompts": "true"}
         name = more.pop("name", str(self))
         flags = flags_of(
             folder, "preferences.yaml", named | form, self.ranks, self.strategy, self.variant_flags(folder)

@@ -8,11 +8,13 @@ from testing import marks, plain_preferences, preferences
 from testing.preferences import (
     ADAPTERS,
     ADAPTERS_FIRST,
+    APART,
     BATCH,
     CONTINUED,
     CONTINUED_NAMED,
     CONTINUED_SECOND,
     DORA,
+    EAGER,
     FORMS,
     LOOSER,
     NAMED,
@@ -20,6 +22,7 @@ from testing.preferences import (
     ONE,
     PACKED,
     QLORA,
+    SDPA,
     SECOND,
     STEPS,
     TILED,
@@ -41,6 +44,7 @@ SLOW = [
     *(Case("sigmoid", strategy, 2, variant) for strategy, variant in (
         ("fsdp2", PACKED), ("zero3", NAMED), ("zero3", NAMED_SECOND), ("fsdp2", NAMED_SECOND), ("fsdp2", SECOND),
     )),
+    *(Case("sigmoid", strategy, 2, variant) for strategy, variant in (("zero3", EAGER), ("fsdp2", SDPA), ("ddp", APART))),
     Case("sigmoid", "ddp", 3, NAMED_SECOND),
     Case("kto", "zero3", 2, NAMED_SECOND),
     *(Case(form, strategy, 2) for form, strategy in (

@@ -180,7 +180,7 @@ def test_blocks_of_half_precision_are_as_near_to_the_definition_as_sdpa(tokens, 
     draw = torch.Generator().manual_seed(tokens)
     whole = [torch.randn(1, count, tokens, 16, generator=draw).bfloat16() for count in (heads[0], *heads[1:] * 2)]
     whole[2] = whole[2][..., :size]
-    assert takes(whole[0], 0.0, None)
+    assert takes(*whole[:2], 0.0, None)
 
     def results(compute, dtype):
         given = [tensor.to(dtype).requires_grad_() for tensor in whole]

@@ -59,7 +59,7 @@ def test_the_documentation_has_each_objective_with_its_keys_and_defaults():
         row = next((row for row in rows if row.startswith(f"| `{name}` |")), "")
         assert row, f"docs/preferences.md or distillation.md: a row of {name}"
         for key in objective.keys:
-            assert key in ("reference", "precompute_ref_log_probs") or f"`{key}`" in row
+            assert key in ("reference", "precompute_ref_log_probs", "share_prompts") or f"`{key}`" in row
         assert all(kind in row for kind in objective.loss_types)
         if objective.beta:
             assert f"`beta` {objective.beta}" in row

@@ -224,7 +224,7 @@ def test_a_choice_without_a_flag_is_taken_back(monkeypatch):
     monkeypatch.setattr(Collate, "_flat", Collate._flat)
     for choice in peers_without.CHOICES.values():
         choice()
-    assert not cpu_attention.takes(torch.zeros(1, 1, 4, 8, dtype=torch.bfloat16), 0.0, None)
+    assert not cpu_attention.takes(*torch.zeros(2, 1, 1, 4, 8, dtype=torch.bfloat16), 0.0, None)
     row = {"input_ids": np.arange(4, dtype=np.int32), "labels": np.array([-100, -100, 2, 3]), "lengths": np.array([4])}
     batch = Collate(0, Layout(True, True, True))(([row], 2))
     assert {"logits_to_keep", "shift_labels"}.isdisjoint(batch) and "labels" in batch

@@ -102,6 +102,7 @@ WATCHING = {
     "save_total_limit", "report_to", "report_page", "dataloader_num_workers", "dataset_num_proc", "eval_answers", "padding_free",
     "nonfinite", "nonfinite_limit", "loss_spike", "hang_timeout", "async_save", "tiled_loss", "tiled_mlp",
     "sync_replica", "eval_tasks", "eval_tasks_chat_template", "precompute_ref_log_probs", "profile",
+    "share_prompts",
 }  # fmt: skip
 
 

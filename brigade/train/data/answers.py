@@ -7,6 +7,7 @@ from ..recipe.objectives import JUDGED
 from .store import IGNORED, MicroBatch, TokenSequence
 
 ANSWERS = "answers"  # a key of a micro-batch that is not for the model
+SHARED = "shared"  # a key of a sample: how many tokens of the sample before it stand in front of its own
 # Its keys. RUNS: int64 (samples,), how many targets each sample has, one sample after the other; WHICH: int64 (answers,), the
 # samples that are answers and no filler; TOKENS: int64 (answers,), supervised tokens. Where rows have labels, DESIRABLE: bool
 # (answers,), and MISMATCHED: a micro-batch of other answers to the same prompts. Where a reference's log-probabilities are known,
@@ -24,6 +25,25 @@ def samples_of(sequence: TokenSequence) -> list[TokenSequence]:
         {"input_ids": ids, "labels": labels, "lengths": np.array([len(ids)])}
         for ids, labels in zip(*parts, strict=True)
     ]
+
+
+def prompts_once(samples: list[TokenSequence]) -> list[TokenSequence]:
+    """Return the samples of a sequence of PAIRS such that each worse answer is without the tokens that it has in common with the
+    better one before it, and says how many with SHARED. A filler has one sample.
+
+    The common prefix ends at the first label, and its last token stays with both: it predicts the first label of each.
+    """
+    laid = list(samples)
+    for place in range(1, len(samples), 2):
+        pair = samples[place - 1 : place + 1]
+        shorter = min(len(sample["labels"]) for sample in pair)
+        ids, labels = (np.stack([sample[key][:shorter] for sample in pair]) for key in ("input_ids", "labels"))
+        unlike = (ids[0] != ids[1]) | (labels != IGNORED).any(0)
+        common = (int(unlike.argmax()) if unlike.any() else shorter) - 1
+        if common > 0:
+            own = {key: pair[1][key][common:] for key in ("input_ids", "labels")}
+            laid[place] = own | {"lengths": pair[1]["lengths"] - common, SHARED: common}
+    return laid
 
 
 def answers_of(

@@ -13,7 +13,7 @@ import torch
 
 from ...errors import UserError
 from ..recipe import objectives
-from .answers import ANSWERS, MISMATCHED, answers_of, last_tokens, samples_of
+from .answers import ANSWERS, MISMATCHED, SHARED, answers_of, last_tokens, prompts_once, samples_of
 from .store import IGNORED, MicroBatch, TokenSequence
 
 Inputs = Mapping[str, Any]  # likewise, of who only reads it
@@ -24,7 +24,8 @@ FILLER = -1  # the index of a sequence of two unsupervised tokens, which fills u
 class About:
     """What a micro-batch holds, without filler and padding.
 
-    slots: its tokens, filler and padding included; length: tokens of each of its sequences, likewise
+    tokens, squared_lengths, slots: of samples, each with its whole prompt, also where two share it
+    slots: its tokens, filler and padding included; length: tokens of each of its sequences as they are computed, likewise
     logits: the number of slots for which they are computed
     step_supervised: supervised tokens of the whole optimizer step over all ranks, each times its weight (None: not known)
     end_to_end: whether a sequence has several samples, padding being one of them (None: padding has a mask)
@@ -44,7 +45,8 @@ class About:
 ABOUT, REAL, WEIGHTS, TEACHER = "about", "real", "token_weights", "teacher"
 # What a model's head and loss read alone.
 OF_THE_HEAD = ("labels", "shift_labels", "logits_to_keep", "num_items_in_batch")
-BORDERS = "cu_seq_lens_q"  # where samples begin, as flash attention's variable-length kernels take it
+# Where samples begin, as flash attention's variable-length kernels take it: among the queries, and among the keys that they see.
+BORDERS, KEYS = "cu_seq_lens_q", "cu_seq_lens_k"
 
 
 class WithFiller(torch.utils.data.Dataset):
@@ -94,6 +96,8 @@ class Layout:
     always_image: whether a micro-batch without an image gets a blank one, in a sample without labels at its end: where one rank
         runs the tower that turns images into embeddings, all ranks have to
     targets: at how many places logits are computed at least, end to end; the further ones are without a label
+    shares: whether the two answers of a pair, end to end, share the tokens of their prompt: the second lies behind the first
+        without them (arXiv 2410.20305). Its positions go on behind the prompt, and attention sees that and the answer itself
     """
 
     padding_free: bool = False
@@ -107,6 +111,7 @@ class Layout:
     processor: Any = None
     always_image: bool = False
     targets: int = 1  # which keeps every parameter in the graph where there is only filler
+    shares: bool = False
 
     @property
     def end_to_end(self) -> bool:
@@ -134,6 +139,8 @@ class Collate:
         if how.always_image and how.processor is not None and not any(sequence.get("images") for sequence in sequences):
             sequences = [*sequences, how.processor.blank()]
         padded = how.squares and wasteful([len(sequence["input_ids"]) for sequence in sequences])
+        if how.shares and not padded:
+            sequences = [sample for sequence in fetched_sequences for sample in prompts_once(samples_of(sequence))]
         batch = self._flat(sequences) if how.end_to_end and not padded else self._padded(sequences)
         if any((sequence["weights"] != 1).any() for sequence in sequences if "weights" in sequence):
             batch[WEIGHTS] = _weights(sequences, batch)
@@ -144,17 +151,17 @@ class Collate:
             batch[REAL] = _real(sequences, batch["input_ids"])
         if how.compares:
             batch[ANSWERS] = answers_of(fetched_sequences, sequences, batch, how.rows, how.scores)
-        slots = batch["input_ids"].numel()
+        computed, shared = batch["input_ids"].numel(), [sequence.get(SHARED, 0) for sequence in sequences]
         real = [sequence for sequence in sequences if (sequence["labels"] != IGNORED).any()]
         batch[ABOUT] = About(
-            tokens=sum(len(sequence["input_ids"]) for sequence in real),
-            squared_lengths=sum(int((sequence["lengths"] ** 2).sum()) for sequence in real),
+            tokens=sum(len(sequence["input_ids"]) + sequence.get(SHARED, 0) for sequence in real),
+            squared_lengths=sum(int(((sequence["lengths"] + sequence.get(SHARED, 0)) ** 2).sum()) for sequence in real),
             supervised=sum(int((sequence["labels"] != IGNORED).sum()) for sequence in real),
-            slots=slots,
+            slots=computed + sum(shared),
             step_supervised=step_supervised,
-            end_to_end=None if "attention_mask" in batch else bool((batch["position_ids"][:, 1:] == 0).any()),
+            end_to_end=None if "attention_mask" in batch else bool((batch["position_ids"].diff() != 1).any()),
             length=batch["input_ids"].shape[1],
-            logits=len(batch["logits_to_keep"]) if "logits_to_keep" in batch else slots,
+            logits=len(batch["logits_to_keep"]) if "logits_to_keep" in batch else computed,
         )
         if how.rows == objectives.JUDGED:  # a filler's answer to another prompt is the filler itself
             others: list[Any] = [sequence.get(MISMATCHED, sequence) for sequence in fetched_sequences]
@@ -168,11 +175,12 @@ class Collate:
         ids, labels, lengths = (
             np.concatenate([sequence[key] for sequence in sequences]) for key in ("input_ids", "labels", "lengths")
         )
+        before = np.concatenate([np.full(len(each["lengths"]), each.get(SHARED, 0)) for each in sequences])
         missing = -len(ids) % self.layout.multiple
         if missing:
             ids = np.append(ids, np.full(missing, self.pad_token_id, dtype=ids.dtype))
             labels = np.append(labels, np.full(missing, IGNORED))
-            lengths = np.append(lengths, missing)
+            lengths, before = np.append(lengths, missing), np.append(before, 0)
         kept = np.flatnonzero(labels[1:] != IGNORED)
         targets = labels[1:][kept]
         if self.layout.scores:
@@ -183,10 +191,10 @@ class Collate:
         return {
             "input_ids": torch.from_numpy(ids.astype(np.int64))[None],
             "labels": torch.from_numpy(labels)[None],
-            "position_ids": torch.from_numpy(positions(lengths))[None],
+            "position_ids": torch.from_numpy(positions(lengths, before))[None],
             "logits_to_keep": torch.from_numpy(kept),
             "shift_labels": torch.from_numpy(targets)[None],
-            **(cumulative(lengths) if self.layout.cumulative else {}),
+            **(cumulative(lengths, before) if self.layout.cumulative else {}),
         }
 
     def _padded(self, sequences: list[TokenSequence]) -> MicroBatch:
@@ -271,7 +279,7 @@ def on_device(micro_batch: Inputs, device: torch.device) -> MicroBatch:
         moved[key] = each.to(device, non_blocking=True) if isinstance(each, torch.Tensor) else each
         if isinstance(each, Mapping):
             moved[key] = on_device(each, device)
-    for key in (BORDERS, "position_ids"):
+    for key in (BORDERS, KEYS, "position_ids"):
         if key in moved and moved[key] is not micro_batch[key]:
             moved[key].on_host = micro_batch[key]
     return moved
@@ -292,14 +300,18 @@ def wasteful(lengths: Sequence[int]) -> bool:
     return sum(lengths) ** 2 > 2 * len(lengths) * max(lengths) ** 2
 
 
-def positions(lengths: np.ndarray) -> np.ndarray:
-    """Return position ids, 0, 1, ..., that start again with each sample; int64 (tokens,)."""
-    begins = np.cumsum(lengths) - lengths
+def positions(lengths: np.ndarray, before: np.ndarray | int = 0) -> np.ndarray:
+    """Return position ids, 0, 1, ..., that start again with each sample; int64 (tokens,).
+
+    before: of each sample, how many tokens of the one before it stand in front of it, too: its positions begin with that
+    """
+    begins = np.cumsum(lengths) - lengths - before
     return np.arange(lengths.sum(), dtype=np.int64) - np.repeat(begins, lengths)
 
 
-def cumulative(lengths: np.ndarray) -> MicroBatch:
-    """Return where samples begin, under the names by which flash attention's variable-length kernels take it."""
-    ends = torch.from_numpy(np.cumsum([0, *lengths]).astype(np.int32))
-    longest = int(lengths.max())
-    return {BORDERS: ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
+def cumulative(lengths: np.ndarray, before: np.ndarray | int = 0) -> MicroBatch:
+    """Return where samples begin, under the names by which flash attention's variable-length kernels take it. before: as of
+    positions(): a sample has so many more keys than queries"""
+    ends, of_keys = (torch.from_numpy(np.cumsum([0, *each]).astype(np.int32)) for each in (lengths, lengths + before))
+    longest = {"max_length_q": int(lengths.max()), "max_length_k": int((lengths + before).max())}
+    return {BORDERS: ends, KEYS: of_keys, **longest}

@@ -4,8 +4,10 @@ from typing import TYPE_CHECKING
 
 from ...errors import UserError
 from ..model import packed_samples, scores
+from ..model.experts import router_loss_coef
 from ..recipe.objectives import needs_second_model, objective_of, reference_of
 from ..run.directory import Run
+from ..strategy import facts_of, refusal
 from . import distillation, own_loss, second_model
 from .objective.load import loss_of
 
@@ -27,8 +29,38 @@ def check(run: Run, config: "PreTrainedConfig") -> None:
     elif why := own_loss.why_no_token_losses(config, settings.recipe.model.trust_remote_code):
         problem = f"{type(config).__name__} gives no losses of single tokens: {why}"
         raise UserError(settings.place("objective"), problem, "choose a causal language model of Transformers")
+    if training.share_prompts is True:
+        way, why = way_of_sharing(run, config)
+        if way == packed_samples.NOTHING:
+            problem = f"the answers of a pair cannot share the tokens of their prompt: {why}"
+            raise UserError(settings.place("share_prompts"), problem, "set it to auto or false")
     if needs_second_model(settings.recipe):
         second_model.check(run, str(reference_of(settings.recipe)), config)
+
+
+def way_of_sharing(run: Run, config: "PreTrainedConfig") -> tuple[str, str]:
+    """Return (how attention learns that the two answers of a pair share the tokens of their prompt, as packed_samples says, or
+    NOTHING where they do not; why not, "" where nobody asks for it)."""
+    settings, how = run.settings, run.kernels.attention
+    training = settings.recipe.training
+    if "share_prompts" not in objective_of(training).keys or not training.share_prompts:
+        return packed_samples.NOTHING, ""
+    row = refusal(**facts_of(run.strategy, settings) | {"share_prompts": True})
+    if row:
+        return packed_samples.NOTHING, str(row["problem"])
+    if router_loss_coef(settings, config):
+        return packed_samples.NOTHING, "the loss of the model's routers is a mean over tokens, and there would be fewer"
+    end_to_end, _, why = packed_samples.layout(settings, config, how)
+    if not end_to_end:
+        return packed_samples.NOTHING, why
+    return packed_samples.way_of_sharing(config, how, settings.recipe.model.trust_remote_code)
+
+
+def describe_sharing(run: Run, config: "PreTrainedConfig") -> dict[str, str]:
+    """Return {"prompts": whether those of pairs are computed once, or why not}; {} where nobody asks for it."""
+    way, why = way_of_sharing(run, config)
+    once = "once for both answers of a pair" if way != packed_samples.NOTHING else ""
+    return {"prompts": once or f"once for each answer: {why}"} if once or why else {}
 
 
 def _check_scores(run: Run, config: "PreTrainedConfig") -> None:

@@ -181,6 +181,7 @@ def varlen(
     scaling: float | None = None,
     sliding_window: int | None = None,
     cu_seq_lens_q: torch.Tensor | None = None,
+    cu_seq_lens_k: torch.Tensor | None = None,
     max_length_q: int | None = None,
     **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
@@ -189,6 +190,8 @@ def varlen(
     query: (1, heads, tokens, head size); key, value: (1, key-value heads, tokens, head size)
     cu_seq_lens_q: int32 (samples + 1,), where samples begin and the last one ends; None: a single sample; on_host: the same on
     the host, which otherwise waits for it in SDPA
+    cu_seq_lens_k: likewise of the keys. A sample with more keys than queries sees first those with which the sample before it
+    begins: the prompt that both share. On a GPU they are those of the queries (packed_samples.way_of_sharing)
     Returns (1, tokens, heads, head size). In bf16 and fp16 by torch's varlen_attn on a GPU, a FlashAttention kernel, and
     by BlockedAttention on a CPU; else by SDPA.
     """
@@ -207,26 +210,34 @@ def varlen(
 
         window = (-1 if sliding_window is None else sliding_window - 1, 0)
         by_token = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        samples = cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q
-        output = varlen_attn(*by_token, *samples, scale=scaling, window_size=window, enable_gqa=grouped)
+        borders = cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q
+        output = varlen_attn(*by_token, *borders, scale=scaling, window_size=window, enable_gqa=grouped)
         return output[None], None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     options = {"dropout_p": dropout, "scale": scale, "enable_gqa": grouped}
     half_on_cpu = query.device.type == "cpu" and query.dtype in (torch.bfloat16, torch.float16)
     if half_on_cpu:
         from .cpu_attention import BlockedAttention, takes
-    parts = []
+    parts: list[torch.Tensor] = []
     lengths = [query.shape[2]] if cu_seq_lens_q is None else on_host(cu_seq_lens_q).diff().tolist()
+    seen = lengths if cu_seq_lens_k is None else on_host(cu_seq_lens_k).diff().tolist()
     # split and not slices: the gradient of each slice would be a whole sequence of zeros with the slice in it
-    for q, k, v in zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True):
-        if half_on_cpu and takes(q, dropout, sliding_window):
+    samples = list(zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True))
+    for number, (q, k, v) in enumerate(samples):
+        before = seen[number] - lengths[number]
+        if before:
+            k, v = (
+                torch.cat([first[:, :, :before], own], dim=2)
+                for first, own in zip(samples[number - 1][1:], (k, v), strict=True)
+            )
+        if half_on_cpu and takes(q, k, dropout, sliding_window):
             parts.append(BlockedAttention.apply(q, k, v, scale))
             continue
         band = None
-        if sliding_window is not None and q.shape[2] > sliding_window:
-            places = torch.arange(q.shape[2], device=query.device)
-            distance = places[:, None] - places[None]
-            band = (distance >= 0) & (distance < sliding_window)
+        if before or (sliding_window is not None and k.shape[2] > sliding_window):
+            places = torch.arange(k.shape[2], device=query.device)
+            distance = places[before:, None] - places[None]
+            band = (distance >= 0) & (distance < (sliding_window or k.shape[2]))
         sdpa = torch.nn.functional.scaled_dot_product_attention
         parts.append(sdpa(q, k, v, attn_mask=band, is_causal=band is None, **options))
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None

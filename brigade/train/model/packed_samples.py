@@ -7,7 +7,7 @@ are made already; old models (OPT, Falcon, BLOOM) and layers with a state do not
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, ProcessorMixin
 
 
-# What a model learns it from; LENGTHS are cumulative ones, as varlen and FlashAttention take them.
-LENGTHS, POSITIONS, MASKS, NOTHING = "lengths", "positions", "masks", "nothing"
+# What a model learns it from; LENGTHS are cumulative ones, as varlen and FlashAttention take them; MASKS are one for each kind of
+# layer, MASK is one for all.
+LENGTHS, POSITIONS, MASKS, MASK, NOTHING = "lengths", "positions", "masks", "mask", "nothing"
+BY_MASKS = (MASKS, MASK)
 
 
 def check(settings: Settings, config: PreTrainedConfig, how: str) -> None:
@@ -51,8 +53,10 @@ def layout(settings: Settings, config: PreTrainedConfig, how: str) -> tuple[bool
     return True, True, why
 
 
-def layout_of(settings: Settings, config: PreTrainedConfig, how: str, marks: bool, processor: ProcessorMixin) -> Layout:
-    """Return how samples lie in a run's micro-batches. how: its attention; marks, processor: as of Layout"""
+def layout_of(
+    settings: Settings, config: PreTrainedConfig, how: str, marks: bool, processor: ProcessorMixin, shares: bool
+) -> Layout:
+    """Return how samples lie in a run's micro-batches. how: its attention; marks, processor, shares: as of Layout"""
     padding_free, squares, _ = layout(settings, config, how)
     objective = objective_of(settings.recipe.training)
     return Layout(
@@ -62,6 +66,7 @@ def layout_of(settings: Settings, config: PreTrainedConfig, how: str, marks: boo
         squares=squares and not objective.scores,  # which are asked for by their places in a single row
         marks=marks,
         rows=objective.rows,
+        shares=shares,
         scores=objective.scores,
         processor=processor,
         # Each rank runs the tower in each micro-batch: the others would wait for one that does not. One process does so, too, for
@@ -76,23 +81,59 @@ def method_of(config: PreTrainedConfig, how: str, trust_remote_code: bool = Fals
     return _tried(trial.Architecture.of(config), how, trust_remote_code)
 
 
-def masks(config: PreTrainedConfig, position_ids: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return a mask for each kind of layer, as Transformers makes it from position ids of shape (sequences, tokens)."""
-    from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+def way_of_sharing(config: PreTrainedConfig, how: str, trust_remote_code: bool = False) -> tuple[str, str]:
+    """Return (LENGTHS, MASKS or MASK, by which the two answers of a pair can share the tokens of their prompt, or NOTHING; why it
+    is NOTHING)."""
+    if how not in (attention.VARLEN, *attention.MASKED) or torch.cuda.is_available():
+        return NOTHING, f"nobody has compared it with {how}{' on a GPU' * torch.cuda.is_available()}"
+    return _tried(trial.Architecture.of(config), how, trust_remote_code, shares=True)
+
+
+def masks(
+    config: PreTrainedConfig, position_ids: torch.Tensor, dtype: torch.dtype, way: str = MASKS
+) -> dict[str, torch.Tensor] | torch.Tensor:
+    """Return a mask for each kind of layer, or one (MASK), as Transformers makes it; from position ids of shape (sequences,
+    tokens)."""
+    from transformers.masking_utils import create_causal_mask
 
     text = config.get_text_config()
     shape = torch.empty(*position_ids.shape, 0, dtype=dtype, device=position_ids.device)
-    known = text, shape, None, None, position_ids  # by their places: Transformers renames its cache
-    of_kind = {"full_attention": create_causal_mask(*known)}
-    if getattr(text, "sliding_window", None):
-        of_kind["sliding_attention"] = create_sliding_window_causal_mask(*known)
-    return of_kind
+    window, of_kind = getattr(text, "sliding_window", None), {}
+    for kind, reach in {"full_attention": None, **({"sliding_attention": window} if window else {})}.items():
+        # by their places: Transformers renames its cache
+        of_kind[kind] = create_causal_mask(text, shape, None, None, None, and_mask_function=_Sees(position_ids, reach))
+    return of_kind if way == MASKS else list(of_kind.values())[-1]
+
+
+class _Sees:
+    """Says which tokens see which, as a function of Transformers' masks: those of their sample, and where its positions do not
+    begin with 0, as many of the sample before it.
+
+    position_ids: (sequences, tokens); window: how many tokens a token sees at most, itself included
+    """
+
+    def __init__(self, position_ids: torch.Tensor, window: int | None) -> None:
+        begins = position_ids.diff(prepend=position_ids[:, :1] - 1) != 1
+        sample, places = begins.cumsum(-1), torch.arange(position_ids.shape[1], device=position_ids.device)
+        before = position_ids - places + torch.where(begins, places, 0).cummax(-1).values
+        own, of_key, place = sample[:, :, None], sample[:, None], position_ids[:, None]
+        # Comparisons only: a difference of each two tokens would take eight times as much memory.
+        self.seen = (own == of_key) | ((own == of_key + 1) & (place < before[:, :, None]))
+        self.seen &= place <= position_ids[:, :, None]
+        if window:
+            self.seen &= place > position_ids[:, :, None] - window
+
+    def __call__(self, row: torch.Tensor, _: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return self.seen[row, query, key]
 
 
 @lru_cache(maxsize=16)
-def _tried(architecture: trial.Architecture, how: str, trust_remote_code: bool) -> tuple[str, str]:
+def _tried(
+    architecture: trial.Architecture, how: str, trust_remote_code: bool, shares: bool = False
+) -> tuple[str, str]:
     """Find out what method_of() returns: compare the logits of samples in one sequence with those of each sample by itself, in a
-    tiny random model of the architecture.
+    tiny random model of the architecture. shares: what way_of_sharing() returns, of samples behind the beginning of another; then
+    the gradients are compared, too.
 
     The model has a layer of each kind, samples are longer than any of them looks back, and every weight is moved, for a gate that
     begins at 0 would hide what is behind it. All is computed on a CPU in fp32, where varlen stands for FlashAttention and SDPA
@@ -111,16 +152,16 @@ def _tried(architecture: trial.Architecture, how: str, trust_remote_code: bool) 
         rounding = torch.finfo(torch.float32).eps * text.hidden_size * text.num_hidden_layers
     except Exception as error:  # what cannot be tried is not trusted
         return NOTHING, f"a tiny model to try it with cannot be described ({type(error).__name__}: {first_line(error)})"
-    samples = [2 * SPAN + 3, 3, 2 * SPAN + 1]  # lengths that no span divides
-    position_ids = torch.from_numpy(positions(np.array(samples)))[None]
+    samples, before = [2 * SPAN + 3, 3, 2 * SPAN + 1], [0, 0, 0]  # lengths that no span divides
+    if shares:
+        samples, before = [*samples, 2 * SPAN + 3, 3], [0, 1, 0, 2 * SPAN - 1, 0]
+    position_ids = torch.from_numpy(positions(np.array(samples), np.array(before)))[None]
     rows = parts.position_rows(config) if images else 1
-    ways = {POSITIONS: dict, MASKS: lambda: {"attention_mask": masks(tiny, position_ids, torch.float32)}}
-    if by_lengths:
-        ways = {LENGTHS: lambda: cumulative(np.array(samples))}
+    ways = (LENGTHS,) if by_lengths else BY_MASKS if shares else (POSITIONS, MASKS)
     attention.register()
-    why = "nothing tells it where one begins"
+    why = "its attention lets them see something else" if shares else "nothing tells it where one begins"
     options = {"attn_implementation": stand_in, "dtype": torch.float32, "trust_remote_code": trust_remote_code}
-    with trial.alone(), torch.inference_mode():
+    with trial.alone(), torch.enable_grad() if shares else torch.inference_mode():
         sequence = torch.randint(7, 4000, (1, sum(samples)))
 
         def logits(ids: torch.Tensor, position_ids: torch.Tensor, **more: object) -> torch.Tensor:
@@ -128,28 +169,44 @@ def _tried(architecture: trial.Architecture, how: str, trust_remote_code: bool) 
                 position_ids = position_ids.expand(rows, *position_ids.shape)
             return model(ids, use_cache=False, position_ids=position_ids, **more).logits
 
+        def told(way: str) -> dict[str, Any]:
+            if way == LENGTHS:
+                return cumulative(np.array(samples), np.array(before))
+            return {} if way == POSITIONS else {"attention_mask": masks(model.config, position_ids, torch.float32, way)}
+
+        def gradients(computed: torch.Tensor) -> torch.Tensor:
+            weighted = computed * torch.linspace(-1, 1, computed.numel()).view_as(computed)
+            trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            found = torch.autograd.grad(weighted.sum(), trained, materialize_grads=True)
+            return torch.cat([gradient.flatten() for gradient in found])
+
+        def alike(found: torch.Tensor, expected: torch.Tensor) -> bool:
+            return bool((found - expected).abs().max() <= rounding * expected.abs().max())
+
         try:
             model = upstream.auto_class_for(images).from_config(tiny, **options).eval()
             sample_by_sample.divide(model)
             for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter), alpha=0.05)
-            each = []
-            for ids in sequence.split(samples, dim=1):
+                parameter.data.add_(torch.randn_like(parameter), alpha=0.05)
+            each, pieces = [], sequence.split(samples, dim=1)
+            for number, ids in enumerate(pieces):
+                ids = torch.cat([pieces[number - 1][:, : before[number]], ids], dim=1)
                 count = ids.shape[1]
                 borders = cumulative(np.array([count])) if by_lengths else {}
-                each.append(logits(ids, position_ids=torch.arange(count)[None], **borders))
+                whole = logits(ids, position_ids=torch.arange(count)[None], **borders)
+                each.append(whole[:, before[number] :])
             apart = torch.cat(each, dim=1)
+            learned = gradients(apart) if shares else None
         except Exception as error:
             return NOTHING, _untried(error)
-        for name, more in ways.items():
+        for way in ways:
             try:
-                together = logits(sequence, position_ids=position_ids, **more())
+                together = logits(sequence, position_ids=position_ids, **told(way))
+                if alike(together, apart) and (learned is None or alike(gradients(together), learned)):
+                    return way, ""
             except Exception as error:  # nor here; some models take no masks that are made already
-                if name != MASKS:
+                if way != MASKS:
                     why = _untried(error)
-                continue
-            if (together - apart).abs().max() <= rounding * apart.abs().max():
-                return name, ""
     return NOTHING, why
 
 

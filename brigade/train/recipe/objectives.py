@@ -61,14 +61,14 @@ OBJECTIVES = {
     "dpo": Objective(
         "DPO",
         PAIRS,
-        ("beta", "loss_type", "label_smoothing", *_REFERENCE),
+        ("beta", "loss_type", "label_smoothing", "share_prompts", *_REFERENCE),
         0.1,
         ("sigmoid", "hinge", "robust", "apo_zero", "apo_down"),
         reference=True,
     ),
-    "ipo": Objective("IPO", PAIRS, ("beta", *_REFERENCE), 0.1, reference=True),
-    "simpo": Objective("SimPO", PAIRS, ("beta", "simpo_gamma"), 2.0),
-    "orpo": Objective("ORPO", PAIRS, ("beta",), 0.1),
+    "ipo": Objective("IPO", PAIRS, ("beta", "share_prompts", *_REFERENCE), 0.1, reference=True),
+    "simpo": Objective("SimPO", PAIRS, ("beta", "simpo_gamma", "share_prompts"), 2.0),
+    "orpo": Objective("ORPO", PAIRS, ("beta", "share_prompts"), 0.1),
     "kto": Objective(
         "KTO",
         JUDGED,
@@ -77,7 +77,7 @@ OBJECTIVES = {
         ("kto", "apo_zero_unpaired"),
         reference=True,
     ),
-    REWARD: Objective("a reward model", PAIRS, scores=True),
+    REWARD: Objective("a reward model", PAIRS, ("share_prompts",), scores=True),
     DISTILL: Objective(
         "distillation",
         ANSWERS,
@@ -175,6 +175,9 @@ class ObjectiveKeys(Section):
     reference: str | None = None
     """The model that an answer's log-probability is compared with. model: the weights that training begins with. adapters_off:
     the same, by switching adapters off (default with adapters). Or a directory or a name on the Hub."""
+    share_prompts: Literal["auto"] | bool = "auto"
+    """Compute the prompt of a pair once, and not with each answer (docs/preferences.md). auto: where a trial gives the same
+    losses and gradients. true: an error where not."""
     precompute_ref_log_probs: bool | None = None
     """Compute the reference's log-probabilities once before training, and keep them beside the prepared data. false: hold the
     reference in memory. Default: true, but with adapters_off."""

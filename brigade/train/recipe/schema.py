@@ -67,6 +67,7 @@ NOT_IN_IDENTITY = {
     "eval_steps", "eval_answers", "save_steps", "save_total_limit", "async_save", "report_to", "report_page",
     "dataloader_num_workers", "hang_timeout", "tiled_loss", "tiled_mlp", "nonfinite", "nonfinite_limit", "loss_spike",
     "sync_replica", "eval_tasks", "eval_tasks_chat_template", "precompute_ref_log_probs", "profile",
+    "share_prompts",
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from ..checkpoint.manifest import oddity, other_versions
 from ..data import report
 from ..distributed import read_once
 from ..engines import parameter_groups
-from ..loss import distillation
+from ..loss import distillation, objective_checks
 from ..model import adapter_weights, adapters, new_tokens, packed_samples, parts
 from ..model.location import location
 from ..model.sizes import parameter_count
@@ -69,6 +69,7 @@ def summary(run: Run, trainer: TrainingContext, data: Prepared, checkpoint: Path
         "kernels": _kernels(run.kernels, trainer.model),
         **{key: f"{json.dumps(getattr(training, key))} ({why})" for key, why in run.settings.decided.items()},
         "samples": packed_samples.layout(run.settings, trainer.model.config, run.kernels.attention)[2],
+        **objective_checks.describe_sharing(run, trainer.model.config),
         "output": str(run.directory) + ("" if run.shared else ", on each host its own: whole checkpoints in each"),
     }
     if others := versions.not_pinned(versions.of_this_process()):

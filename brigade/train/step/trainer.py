@@ -28,6 +28,7 @@ from ..engines.engine import Engine
 from ..local.elastic_steps import replica_of
 from ..loss import own_loss
 from ..loss.distillation import Distillation
+from ..loss.objective_checks import way_of_sharing
 from ..loss.preferences import Preferences
 from ..loss.router_loss import RouterLoss
 from ..model import base_files, packed_samples, processor_files, sample_by_sample
@@ -164,12 +165,14 @@ class Trainer(EvaluatingTrainer):
         """Settle how samples become micro-batches, and how those of a sequence are kept apart. marks: as of Layout"""
         settings, config = self.run.settings, self.model.config
         self.pad_token_id = self.processing_class.pad_token_id
-        how = self.run.kernels.attention
-        self.sample_boundaries, _ = packed_samples.method_of(config, how, settings.recipe.model.trust_remote_code)
+        how, trusts = self.run.kernels.attention, settings.recipe.model.trust_remote_code
+        sharing, _ = way_of_sharing(self.run, config)
+        shares = sharing != packed_samples.NOTHING
+        self.sample_boundaries = sharing if shares else packed_samples.method_of(config, how, trusts)[0]
         self.samples = sample_by_sample.divide(self.model)
         if self.data.images:
             tower.take_over(self.model)
-        layout = packed_samples.layout_of(settings, config, how, marks, self.data.images)
+        layout = packed_samples.layout_of(settings, config, how, marks, self.data.images, shares)
         self.collate = self.engine.collate(self.pad_token_id, layout)
         # The model would add its own loss for its routers, of a micro-batch.
         own = getattr(config.get_text_config(), "output_router_logits", False) and self.run.strategy.axes.stages == 1
@@ -286,9 +289,11 @@ class Trainer(EvaluatingTrainer):
         said = inputs.get(TEACHER)
         inputs = {key: value for key, value in inputs.items() if key not in NOT_FOR_MODELS} | dict(self.options)
         with this_process.forward_pass.told(about and about.end_to_end, made, weights, said):
-            if self.sample_boundaries == packed_samples.MASKS and "attention_mask" not in inputs:
+            way = self.sample_boundaries
+            if way in packed_samples.BY_MASKS and "attention_mask" not in inputs:
                 masked = model if isinstance(model, PreTrainedModel) else self.model  # and no wrapper or part of it
-                inputs["attention_mask"] = packed_samples.masks(masked.config, inputs["position_ids"], masked.dtype)
+                about_masks = masked.config, inputs["position_ids"], masked.dtype, way
+                inputs["attention_mask"] = packed_samples.masks(*about_masks)
             return model(**inputs, use_cache=False, num_items_in_batch=num_items_in_batch)
 
     def token_losses(self, inputs: Inputs) -> torch.Tensor:

@@ -114,15 +114,10 @@ def refusal(**facts: object) -> Fields | None:
     return next((row for row in rows if all(facts.get(key) in row["when"][key] for key in row["when"])), None)
 
 
-def check(strategy: Strategy, settings: Settings, world: World) -> None:
-    """Raise UserError where the recipe's method, optimizer or ranks do not fit the strategy."""
+def facts_of(strategy: Strategy, settings: Settings) -> Fields:
+    """Return what refusal() is told of a strategy and a recipe."""
     model, training = settings.recipe.model, settings.recipe.training
-    for key, info in type(model).model_fields.items():
-        of_adapters = key.startswith(OF_ADAPTERS)
-        if of_adapters and not model.use_peft and getattr(model, key) != info.default:
-            problem = f"{key} is set, but use_peft is false: all weights would be trained"
-            raise UserError(settings.place(key), problem, "set use_peft: true, or leave the key out")
-    facts = {**training.model_dump(), "method": method_of(model), "kind": strategy.kind}
+    facts: Fields = {**training.model_dump(), "method": method_of(model), "kind": strategy.kind}
     facts |= dict.fromkeys(strategy.axes.used, True) | {"tiled_loss": bool(training.loss_tiles)}
     adds = training.label_smoothing_factor or training.z_loss_coef or training.token_loss
     facts |= {"neftune": bool(training.neftune_noise_alpha), "loss_terms": bool(adds)}
@@ -143,6 +138,18 @@ def check(strategy: Strategy, settings: Settings, world: World) -> None:
     facts |= {"router_loss": bool(training.router_aux_loss_coef), "router_bias": bool(training.router_bias_update_rate)}
     facts |= {"host_shards": bool(strategy.fsdp.get("cpu_offload"))}
     facts |= {"nvme": bool(strategy.ds_config) and deepspeed_config.swaps_to_nvme(strategy.ds_config or {})}
+    return facts
+
+
+def check(strategy: Strategy, settings: Settings, world: World) -> None:
+    """Raise UserError where the recipe's method, optimizer or ranks do not fit the strategy."""
+    model = settings.recipe.model
+    for key, info in type(model).model_fields.items():
+        of_adapters = key.startswith(OF_ADAPTERS)
+        if of_adapters and not model.use_peft and getattr(model, key) != info.default:
+            problem = f"{key} is set, but use_peft is false: all weights would be trained"
+            raise UserError(settings.place(key), problem, "set use_peft: true, or leave the key out")
+    facts = facts_of(strategy, settings)
     row = refusal(**facts)
     if row:
         problem = row["problem"].format(strategy=strategy.name, **facts)
