@@ -1,6 +1,7 @@
 """torchtune, by its recipes as `tune run RECIPE --config FILE` runs them, with models of its own and the tokenizer of Qwen2.
 
-The latter writes ChatML. It has recipes of one process, and of FSDP2.
+The latter writes ChatML. It has recipes of one process and of FSDP2. It counts epochs and trains to the end of one, which is more
+steps than are asked for where they are not whole epochs.
 
 A recipe of FSDP2 asks a device for its memory as it begins, of which a CPU has none to say. Here that does nothing.
 """
@@ -87,7 +88,7 @@ def model_of(job: record.Job) -> record.Job:
 
 
 def config_of(job: record.Job) -> record.Job:
-    rows = 1 if job["packing"] else len(Path(job["file"]).read_text().splitlines())
+    rows = 1 if job["packing"] else len(common.rows_of(job))
     batch = min(job["micro"], rows)  # a batch that is not full is left out
     steps = rows // (batch * job["ranks"]) // job["accumulation"]
     data = {"source": "json", "data_files": job["file"], "split": "train"}
@@ -119,6 +120,8 @@ def answer(job: record.Job) -> str:
     config = OmegaConf.create(given)
     batches: list[Any] = []
     log: list[record.Job] = []
+    if job["lora"] and job["ranks"] > 1:
+        torch.distributed.init_process_group("gloo")  # as its recipe_main does
     trainer = recipe(config)
     trainer.setup(config)
     kept: record.Job = {"adapters": adapters_of(job, trainer)} if job["lora"] else {}
