@@ -149,13 +149,13 @@ def answer(job: record.Job) -> str:
 
 
 def as_batch(batch: record.Job, padding: int) -> record.Job:
-    """Return a batch by the names that Transformers has."""
+    """Return a batch by the names that Transformers has. Padding is at its end; inside, the same token may end a turn."""
     tokens, labels = batch["tokens"], batch["labels"]
-    found = {"input_ids": tokens, "labels": labels, "attention_mask": (tokens != padding) | (labels != -100)}
+    is_text = (tokens != padding) | (labels != -100)
+    mask = is_text.flip(1).cumsum(1).flip(1) > 0
     if "input_pos" in batch:  # of packed samples: the mask counts them
-        starts = (batch["input_pos"] == 0).cumsum(1)
-        found["attention_mask"] = found["attention_mask"] * starts
-    return found
+        mask = mask * (batch["input_pos"] == 0).cumsum(1)
+    return {"input_ids": tokens, "labels": labels, "attention_mask": mask}
 
 
 def adapters_of(job: record.Job, trainer: Any) -> str:

@@ -36,7 +36,8 @@ def answer(job: record.Job) -> str:
         raise record.Refused(
             "on a CPU it says that packing needs FlashAttention to keep packed examples apart, and turns it off"
         )
-    return trl.answer(job, load)
+    model = load(job)  # before the arguments, as its documentation does: with those of ZeRO-3 it cannot be loaded
+    return trl.answer(job, lambda _: model)
 
 
 if __name__ == "__main__":
