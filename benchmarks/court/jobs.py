@@ -38,6 +38,8 @@ PEERS = {
         Peer("llamafactory", "LLaMA-Factory", "llamafactory"),
         Peer("ms_swift", "ms-swift", "ms_swift"),
         Peer("axolotl", "axolotl", "axolotl"),
+        Peer("unsloth", "Unsloth", "unsloth"),
+        Peer("torchtune", "torchtune", "torchtune"),
         Peer("automodel", "NeMo Automodel", "automodel"),
         Peer("deepspeed_0_18", "DeepSpeed 0.18.2", "deepspeed_0_18"),
     )

@@ -67,12 +67,15 @@ def tables() -> dict[str, str]:
     rows, noted = pages.read(RESULTS), notes()
     by = {(row["peer"], row["question"]): row for row in rows}
     peers = [peer for peer in PEERS.values() if any(row["peer"] == peer.name for row in rows) and peer.name != CONTROL]
-    lines = [
-        [f"`{name}`: {question.asks}", *(cell(by.get((peer.name, name)), noted) for peer in peers)]
-        for name, question in read().items()
-    ]
+    lines = [[f"`{name}`", *(cell(by.get((peer.name, name)), noted) for peer in peers)] for name in read()]
+    asked = [[f"`{name}`", question.asks] for name, question in read().items()]
     table = pages.markdown(["question", *(peer.title for peer in peers)], lines)
-    return {"court": table, "not-equal": paragraphs(rows, noted), "court-versions": versions(rows)}
+    return {
+        "court-questions": pages.markdown(["question", "what it asks"], asked),
+        "court": table,
+        "not-equal": paragraphs(rows, noted),
+        "court-versions": versions(rows),
+    }
 
 
 def paragraphs(rows: list[Row], noted: dict[str, dict[str, Row]]) -> str:

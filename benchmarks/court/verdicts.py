@@ -105,6 +105,12 @@ def reading(question: Question, expected: list[Sample], steps: list[Step], path:
 
 
 def _how_other(expected: list[Sample], seen: list[Sample], tokenizer: Any) -> str:
+    ends = [next((len(one.ids) for one in seen if row.ids[: len(one.ids)] == one.ids), 0) for row in expected]
+    left = [row.ids[end:] for row, end in zip(expected, ends, strict=True) if row.ids[end:]]
+    if left and all(ends):
+        cut = [Sample(row.ids[:end], row.labels[:end]) for row, end in zip(expected, ends, strict=True)]
+        said = f"leaves out {tokenizer.decode(left[0])!r} at the end of rows"
+        return "; ".join(filter(None, (said, _how_other(cut, seen, tokenizer))))
     by_ids = {sample.ids: sample for sample in seen}
     same = [sample for sample in expected if sample.ids in by_ids]
     if len(same) < len(expected):

@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.court import jobs, verdicts
+from benchmarks.court.peers import record
 from benchmarks.court.questions import read
 from testing.ranks import run_ranks
 
@@ -62,8 +64,8 @@ def damaged(results, change):
 def test_the_court_sees_a_token_that_is_not_learned(answers):
     job, results = answers("masks")
 
-    def forget(record):
-        for step in record["steps"]:
+    def forget(run):
+        for step in run["steps"]:
             labels = step[0][0]["labels"]
             labels[max(at for at, label in enumerate(labels) if label != -100)] = -100
 
@@ -71,14 +73,30 @@ def test_the_court_sees_a_token_that_is_not_learned(answers):
     assert verdict.kind == verdicts.WRONG and "learns 1 tokens fewer ('<|im_end|>')" in verdict.said
 
 
+def test_the_court_tells_a_newline_at_the_end_from_other_tokens(answers):
+    job, results = answers("masks")
+
+    def cut(run):
+        for step in run["steps"]:
+            for sample in step[0]:
+                sample["ids"].pop()
+                sample["labels"].pop()
+
+    verdict = verdicts.judge(QUESTIONS["masks"], job, damaged(results, cut))
+    assert verdict.kind == verdicts.OTHER and verdict.said == "leaves out '\\n' at the end of rows"
+
+
+def test_names_of_trained_tensors_are_those_without_wrappers():
+    model = torch.nn.ModuleDict({"layer": torch.nn.ModuleDict({"_checkpoint_wrapped_module": torch.nn.Linear(2, 2)})})
+    assert list(record.whole(model)) == ["layer.weight", "layer.bias"]
+
+
 def test_the_court_sees_a_row_that_is_left_out_and_one_that_comes_twice(answers):
     job, results = answers("last-batch")
     question = QUESTIONS["last-batch"]
-    less = verdicts.judge(question, job, damaged(results, lambda record: record["steps"][0][0].pop()))
+    less = verdicts.judge(question, job, damaged(results, lambda run: run["steps"][0][0].pop()))
     assert "1 of 5 rows are not trained on" in less.said
-    more = verdicts.judge(
-        question, job, damaged(results, lambda record: record["steps"][0][0].append(record["steps"][0][0][0]))
-    )
+    more = verdicts.judge(question, job, damaged(results, lambda run: run["steps"][0][0].append(run["steps"][0][0][0])))
     assert "1 of 5 rows is trained on twice" in more.said
 
 
@@ -89,8 +107,8 @@ def test_the_court_tells_a_mean_of_means_from_a_mean_over_tokens(answers):
     tokens = verdicts.plain.train(QUESTIONS["accumulation"], job["model_path"], steps)
     assert abs(means.losses[0] - tokens.losses[0]) > 1e-3
 
-    def log(record):
-        for entry, loss, norm in zip(record["log"], means.losses, means.norms, strict=True):
+    def log(run):
+        for entry, loss, norm in zip(run["log"], means.losses, means.norms, strict=True):
             entry |= {"loss": loss, "grad_norm": norm}
 
     verdict = verdicts.judge(QUESTIONS["accumulation"], job, damaged(results, log))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import yaml
 
-from benchmarks.court.peers import record
+from benchmarks.court.peers import common, record
 
 LANGUAGE = ("llm.train_ft", "TrainFinetuneRecipeForNextTokenPrediction", "NeMoAutoModelForCausalLM")
 RECIPES = {
@@ -22,51 +22,19 @@ RECIPES = {
 
 
 def config_of(job: record.Job) -> record.Job:
-    tokenizer = {"_target_": "transformers.AutoTokenizer.from_pretrained"}
-    tokenizer |= {"pretrained_model_name_or_path": job["model_path"]}
     optimizers: dict[str, record.Job] = {
         "sgd": {"_target_": "torch.optim.SGD"},
         "adamw": {"_target_": "torch.optim.AdamW", "weight_decay": 0.0, "eps": 1e-4},
     }
-    config: record.Job = {
+    given = {
         "recipe": RECIPES[job["kind"]][1],
-        "seed": 0,
-        "step_scheduler": {
-            "global_batch_size": job["micro"] * job["accumulation"] * job["ranks"],
-            "local_batch_size": job["micro"],
-            "ckpt_every_steps": job["dies_after"] or job["steps"],
-            "max_steps": job["steps"],
-            "num_epochs": job["steps"],
-        },
-        "dist_env": {"backend": "gloo", "timeout_minutes": 2},
-        "model": {
-            "_target_": f"nemo_automodel.{RECIPES[job['kind']][2]}.from_pretrained",
-            "pretrained_model_name_or_path": job["model_path"],
-            "torch_dtype": "float32",
-            "attn_implementation": "sdpa",
-            "use_liger_kernel": False,
-        },
-        "checkpoint": {
-            "enabled": True,
-            "checkpoint_dir": job["output"],
-            "model_save_format": "safetensors",
-            "save_consolidated": True,
-        },
-        "distributed": {"strategy": "ddp" if job["strategy"] in ("", "ddp") else "fsdp2"},
-        "loss_fn": {"_target_": "nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy"},
-        "dataset": {
-            "_target_": "nemo_automodel.components.datasets.llm.ChatDataset",
-            "path_or_dataset_id": job["file"],
-            "tokenizer": tokenizer,
-        },
-        "dataloader": {
-            "_target_": "torchdata.stateful_dataloader.StatefulDataLoader",
-            "collate_fn": "nemo_automodel.components.datasets.utils.default_collater",
-            "shuffle": False,
-        },
+        "loads": f"nemo_automodel.{RECIPES[job['kind']][2]}.from_pretrained",
+        "global_batch": job["micro"] * job["accumulation"] * job["ranks"],
+        "saves_at": job["dies_after"] or job["steps"],
+        "sharded": "ddp" if job["strategy"] in ("", "ddp") else "fsdp2",
         "optimizer": {**optimizers[job["optim"]], "lr": job["learning_rate"]},
-        "max_grad_norm": 1e9,
     }
+    config = common.filled("automodel", job | given)
     if job["lora"]:
         peft = {"_target_": "nemo_automodel.components._peft.lora.PeftConfig", "match_all_linear": True}
         config["peft"] = peft | {"dim": 4, "alpha": 8, "dropout": 0.0}

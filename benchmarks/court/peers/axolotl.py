@@ -43,7 +43,7 @@ def rows_of(job: record.Job) -> str:
     """Return the file of a job's rows; ORPO's and those of images are written in axolotl's form."""
     if job["kind"] not in ("orpo", "image"):
         return str(job["file"])
-    rows = [json.loads(line) for line in Path(job["file"]).read_text().splitlines()]
+    rows = common.rows_of(job)
     for row in rows:
         for key in ("chosen", "rejected") if job["kind"] == "orpo" else ():
             row[key] = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row[key]}]
@@ -51,9 +51,7 @@ def rows_of(job: record.Job) -> str:
             parts = message["content"]
             parts = [{"type": "text", "text": parts}] if isinstance(parts, str) else parts
             message["content"] = [_part(part, Path(job["file"]).parent) for part in parts]
-    path = Path(f"{job['result']}.rows.jsonl")
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    return common.write_rows(job, rows)
 
 
 def _part(part: record.Job, folder: Path) -> record.Job:
@@ -62,24 +60,13 @@ def _part(part: record.Job, folder: Path) -> record.Job:
 
 def config_of(job: record.Job) -> record.Job:
     given = common.arguments(job)
-    config: record.Job = {key: given[key] for key in SAME} | {
-        "base_model": job["model_path"],
-        "datasets": [{"path": rows_of(job), "ds_type": "json"} | TYPES[job["kind"]]],
-        "dataset_prepared_path": f"{job['result']}.prepared",
-        "chat_template": "tokenizer_default",
-        "sequence_len": 256,
-        "sample_packing": job["packing"],
-        "pad_to_sequence_len": False,
-        "micro_batch_size": 1 if job["packing"] else job["micro"],
-        "num_epochs": job["steps"],
-        "lr_scheduler": job["schedule"],
-        "optimizer": given["optim"],
-        "fp16": False,
-        "tf32": False,
-        "attn_implementation": "sdpa",
-        "val_set_size": 0,
-        "gradient_checkpointing": False,
+    more = {
+        "data": [{"path": rows_of(job), "ds_type": "json"} | TYPES[job["kind"]]],
+        "prepared": f"{job['result']}.prepared",
+        "batch": 1 if job["packing"] else job["micro"],
+        "optim": given["optim"],
     }
+    config = {key: given[key] for key in SAME} | common.filled("axolotl", job | more)
     if job["dies_after"]:
         config["save_steps"] = given["save_steps"]
     if job["lora"]:

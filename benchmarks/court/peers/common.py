@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from benchmarks.court.peers.record import Job
 
 # DeepSpeed's documented configuration for Transformers, with everything that the arguments decide left to them.
@@ -17,6 +19,30 @@ ZERO: Job = {
 }
 LORA: Job = {"r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 NO_CLIPPING = 1e9  # with 0 some trainers log no norm
+
+
+def filled(name: str, values: Job) -> Job:
+    """Return a trainer's configuration: NAME.yaml beside this file, in which $KEY stands for a value."""
+    return _put(yaml.safe_load(Path(__file__).with_name(f"{name}.yaml").read_text()), values)
+
+
+def _put(node: Any, values: Job) -> Any:
+    if isinstance(node, dict):
+        return {key: _put(value, values) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_put(value, values) for value in node]
+    return values[node[1:]] if isinstance(node, str) and node.startswith("$") else node
+
+
+def rows_of(job: Job) -> list[Job]:
+    return [json.loads(line) for line in Path(job["file"]).read_text().splitlines()]
+
+
+def write_rows(job: Job, rows: list[Job]) -> str:
+    """Write a job's rows in a trainer's own form, and return the file."""
+    path = Path(f"{job['result']}.rows.jsonl")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
 
 
 def shared(job: Job) -> Job:

@@ -6,22 +6,10 @@ from pathlib import Path
 
 from benchmarks.court.peers import common, record
 
-MODEL_TYPES = {
-    "tied": "llama",
-    "smollm2": "llama",
-    "deepseek_v3-mtp": "deepseek_v3",
-    "qwen3_5_text": "qwen3_5",
-    "gemma3": "gemma3_vision",
-}
-TEMPLATES = {"chat": "chatml", "image": "gemma3_vision"}
-
 
 def rows_of(job: record.Job) -> str:
     """Write rows in ms-swift's form and return the file: messages, with a better answer as the last one."""
-    rows = [json.loads(line) for line in Path(job["file"]).read_text().splitlines()]
-    path = Path(f"{job['result']}.rows.jsonl")
-    path.write_text("".join(json.dumps(_row(job, row)) + "\n" for row in rows))
-    return str(path)
+    return common.write_rows(job, [_row(job, row) for row in common.rows_of(job)])
 
 
 def _row(job: record.Job, row: record.Job) -> record.Job:
@@ -52,29 +40,18 @@ def answer(job: record.Job) -> str:
 
     given = common.arguments(job)
     words = {key: value for key, value in given.items() if key not in ("use_cpu", "fsdp", "fsdp_config")}
+    settings = common.filled("ms_swift", job | {"rows": rows_of(job)})
+    words |= settings["run"] | (settings["lora"] if job["lora"] else {})
     words |= {
-        "model": job["model_path"],
-        "model_type": MODEL_TYPES.get(job["model"], job["model"]),
-        "agent_template": "hermes",  # its template chatml has none of its own
-        "template": TEMPLATES.get(job["kind"], "dummy"),
-        "dataset": rows_of(job),
-        "split_dataset_ratio": 0,
+        "model_type": settings["types"].get(job["model"], job["model"]),
+        "template": settings["templates"].get(job["kind"], "dummy"),
         "tuner_type": "lora" if job["lora"] else "full",
-        "torch_dtype": "float32",
-        "attn_impl": "sdpa",
-        "gradient_checkpointing": False,
-        "max_length": 1024,
-        "add_version": False,
-        "use_hf": True,
-        "save_strategy": "steps",
         "save_steps": job["dies_after"] or job["steps"],
     }
     if job["strategy"] == "fsdp2":
         preset = json.loads((Path(swift.__file__).parent / "config/fsdp2.json").read_text())
         preset["fsdp_config"]["state_dict_type"] = "FULL_STATE_DICT"  # by itself shards are saved
         words["fsdp"] = preset
-    if job["lora"]:
-        words |= {"lora_rank": 4, "lora_alpha": 8, "lora_dropout": 0.0, "target_modules": "all-linear"}
     if job["kind"] == "image":
         words["freeze_aligner"] = False
     if job["packing"]:

@@ -6,8 +6,10 @@ meanwhile is watched. Nothing of Brigade is imported here.
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import json
 import os
+import re
 import signal
 import sys
 import traceback
@@ -16,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 Job = dict[str, Any]
 RANK = int(os.environ.get("RANK", "0"))
 PACKAGES = (
     *("brigade", "torch", "transformers", "accelerate", "peft", "trl", "deepspeed", "datasets"),
-    *("llamafactory", "axolotl", "ms-swift", "nemo-automodel"),
+    *("llamafactory", "axolotl", "ms-swift", "nemo-automodel", "unsloth", "torchtune", "torchao"),
 )
+WRAPPED = re.compile(r"\b_(checkpoint_wrapped_module|fsdp_wrapped_module|orig_mod)\.")  # what wrappers put into names
 ENGINES = {"zero2": "DEEPSPEED", "zero3": "DEEPSPEED", "fsdp2": "FSDP"}  # Accelerate's names
 
 
@@ -71,6 +73,11 @@ def _versions() -> dict[str, str]:
 @contextlib.contextmanager
 def watched(job: Job, records: list[Job]) -> Any:
     """Add to `records` what each Trainer says that trains meanwhile. The first dies behind step job["dies_after"]."""
+    if importlib.util.find_spec("transformers") is None:  # a trainer of another kind
+        yield
+        return
+    import transformers
+
     begin = transformers.Trainer.train
 
     def train(self: Any, *given: Any, **named: Any) -> Any:
@@ -108,26 +115,27 @@ def watched(job: Job, records: list[Job]) -> Any:
 
 
 def _keep_adapters(trainer: Any, job: Job) -> str:
-    """Write the adapters as they are before the first step, and return the file."""
     from peft import get_peft_model_state_dict
 
     model = trainer.accelerator.unwrap_model(trainer.model)
-    state = {}
-    for name, tensor in _whole(model).items():
-        state[name] = tensor.detach().clone().contiguous()
-    named = get_peft_model_state_dict(model, state_dict=state)
+    return write_adapters(job, get_peft_model_state_dict(model, state_dict=whole(model)))
+
+
+def write_adapters(job: Job, named: dict[str, torch.Tensor]) -> str:
+    """Write the adapters as they are before the first step, by PEFT's names, and return the file."""
     path = f"{job['result']}.adapters.pt"
     if RANK == 0:
-        torch.save(named, path)
+        torch.save({name: tensor.contiguous() for name, tensor in named.items()}, path)
     return path
 
 
-def _whole(model: Any) -> dict[str, torch.Tensor]:
+def whole(model: Any) -> dict[str, torch.Tensor]:
     """Return all trained tensors, whole, whoever has divided them."""
     found = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
+        name = WRAPPED.sub("", name)
         if hasattr(parameter, "ds_id"):
             import deepspeed
 

@@ -1,0 +1,172 @@
+"""torchtune, by its recipes as `tune run RECIPE --config FILE` runs them, with models of its own and the tokenizer of Qwen2.
+
+The latter writes ChatML. It has recipes of one process and of FSDP2. It counts epochs and trains to the end of one, which is more
+steps than are asked for where they are not whole epochs.
+
+A recipe of FSDP2 asks a device for its memory as it begins, of which a CPU has none to say. Here that does nothing.
+"""
+
+import json
+import math
+import runpy
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torchtune import training
+from torchtune.models import convert_weights
+
+from benchmarks.court.peers import common, record
+
+# Of its Llama 3.2 a scale factor of 1 is Llama 2 with tied embeddings.
+MODELS = {"llama": "llama2", "tied": "llama3_2", "smollm2": "llama3_2", "mistral": "mistral"}
+RECIPES = {
+    (False, False): ("full_finetune_single_device", "FullFinetuneRecipeSingleDevice"),
+    (False, True): ("full_finetune_distributed", "FullFinetuneRecipeDistributed"),
+    (True, False): ("lora_finetune_single_device", "LoRAFinetuneRecipeSingleDevice"),
+    (True, True): ("lora_finetune_distributed", "LoRAFinetuneRecipeDistributed"),
+}
+LORA = {
+    "lora_attn_modules": ["q_proj", "k_proj", "v_proj", "output_proj"],
+    "apply_lora_to_mlp": True,
+    "lora_rank": 4,
+    "lora_alpha": 8,
+}
+
+
+def refuse(job: record.Job) -> None:
+    """Raise record.Refused where torchtune has no way to do what is asked."""
+    if job["kind"] in ("kto", "orpo"):
+        raise record.Refused("it has no such recipe: of preferences it has DPO and PPO")
+    if job["kind"] == "dpo":
+        raise record.Refused("in one process it has DPO for adapters alone")
+    if job["model"] not in MODELS:
+        raise record.Refused("it has no such model")
+    if job["question"] == "ddp" or job["strategy"].startswith("zero"):
+        raise record.Refused("it has FSDP2 alone")
+    if job["dies_after"]:
+        raise record.Refused('its recipes say "Mid-epoch checkpointing is currently not supported"')
+
+
+def tokenizer_of(job: record.Job) -> record.Job:
+    """Write a tokenizer's words and merges as files, as torchtune reads them, and return its part of the configuration."""
+    folder = Path(job["model_path"])
+    read = json.loads((folder / "tokenizer.json").read_text())
+    named = json.loads((folder / "tokenizer_config.json").read_text())
+    words, merges = Path(f"{job['result']}.vocab.json"), Path(f"{job['result']}.merges.txt")
+    words.write_text(json.dumps(read["model"]["vocab"]))
+    merges.write_text("\n".join(pair if isinstance(pair, str) else " ".join(pair) for pair in read["model"]["merges"]))
+    return {
+        "_component_": "torchtune.models.qwen2.Qwen2Tokenizer",
+        "path": str(words),
+        "merges_file": str(merges),
+        "special_tokens": {token["content"]: token["id"] for token in read["added_tokens"]},
+        "eos_token": named["eos_token"],
+        "pad_token": named["pad_token"],
+        "max_seq_len": 512 if job["packing"] else None,  # by default it has none; a pack has one, here of all rows
+    }
+
+
+def model_of(job: record.Job) -> record.Job:
+    config = json.loads((Path(job["model_path"]) / "config.json").read_text())
+    name = MODELS[job["model"]]
+    given = {
+        "_component_": f"torchtune.models.{name}.{'lora_' if job['lora'] else ''}{name}",
+        "vocab_size": config["vocab_size"],
+        "num_layers": config["num_hidden_layers"],
+        "num_heads": config["num_attention_heads"],
+        "num_kv_heads": config["num_key_value_heads"],
+        "embed_dim": config["hidden_size"],
+        "intermediate_dim": config["intermediate_size"],
+        "max_seq_len": 1024,
+        "norm_eps": config["rms_norm_eps"],
+    }
+    if name != "llama2":
+        given["rope_base"] = int(config["rope_parameters"]["rope_theta"])
+    return given | ({"scale_factor": 1} if name == "llama3_2" else {}) | (LORA if job["lora"] else {})
+
+
+def config_of(job: record.Job) -> record.Job:
+    rows = 1 if job["packing"] else len(common.rows_of(job))
+    batch = min(job["micro"], rows)  # a batch that is not full is left out
+    steps = rows // (batch * job["ranks"]) // job["accumulation"]
+    data = {"source": "json", "data_files": job["file"], "split": "train"}
+    if job["kind"] == "text":
+        data |= {"_component_": "torchtune.datasets.text_completion_dataset", "column": "text"}
+    else:
+        data |= {"_component_": "torchtune.datasets.chat_dataset", "packed": job["packing"]}
+        data |= {"conversation_column": "messages", "conversation_style": "openai"}
+    given = {
+        "built": model_of(job),
+        "tokenizer": tokenizer_of(job),
+        "data": data,
+        "model_type": MODELS[job["model"]].upper(),
+        "batch": batch,
+        "epochs": math.ceil(job["steps"] / steps),
+        "cycles": 0.5 if job["schedule"] == "cosine" else 0.0,  # of a cosine; none is a constant
+    }
+    return common.filled("torchtune", job | given)
+
+
+def answer(job: record.Job) -> str:
+    refuse(job)
+    torch.cpu.empty_cache = torch.cpu.reset_peak_memory_stats = lambda: None
+    training.get_memory_stats = training.log_memory_stats = lambda *_, **__: {}
+    file, name = RECIPES[job["lora"], job["ranks"] > 1]
+    recipes = Path(training.__file__).parents[2] / "recipes"
+    recipe = runpy.run_path(str(recipes / f"{file}.py"))[name]
+    given = config_of(job)
+    config = OmegaConf.create(given)
+    batches: list[Any] = []
+    log: list[record.Job] = []
+    if job["lora"] and job["ranks"] > 1:
+        torch.distributed.init_process_group("gloo")  # as its recipe_main does
+    trainer = recipe(config)
+    trainer.setup(config)
+    kept: record.Job = {"adapters": adapters_of(job, trainer)} if job["lora"] else {}
+    loader, padding = trainer._dataloader, trainer._tokenizer.pad_id
+    collate = loader.collate_fn
+
+    def collated(rows: Any) -> Any:
+        batch = collate(rows)
+        batches.append(record.samples_of(as_batch(batch, padding)))
+        return batch
+
+    loader.collate_fn = collated
+    if record.RANK == 0:
+        trainer._metric_logger.log_dict = lambda values, step: log.append(
+            {"step": step, **{key: float(values[key]) for key in ("loss", "grad_norm")}}
+        )
+    try:
+        trainer.train()
+    finally:
+        each = job["accumulation"]
+        kept |= {"steps": [batches[at : at + each] for at in range(0, len(batches), each)], "log": log}
+        job["records"].append(kept)
+        trainer.cleanup()
+    return str(Path(job["output"]) / f"epoch_{given['epochs'] - 1}")
+
+
+def as_batch(batch: record.Job, padding: int) -> record.Job:
+    """Return a batch by the names that Transformers has. Padding is at its end; inside, the same token may end a turn."""
+    tokens, labels = batch["tokens"], batch["labels"]
+    is_text = (tokens != padding) | (labels != -100)
+    mask = is_text.flip(1).cumsum(1).flip(1) > 0
+    if "input_pos" in batch:  # of packed samples: the mask counts them
+        mask = mask * (batch["input_pos"] == 0).cumsum(1)
+    return {"input_ids": tokens, "labels": labels, "attention_mask": mask}
+
+
+def adapters_of(job: record.Job, trainer: Any) -> str:
+    """Write the adapters as they are before the first step, by PEFT's names, and return the file."""
+    config = json.loads((Path(job["model_path"]) / "config.json").read_text())
+    shape = {"num_heads": config["num_attention_heads"], "num_kv_heads": config["num_key_value_heads"]}
+    named = convert_weights.tune_to_peft_adapter_weights(
+        record.whole(trainer._model), dim=config["hidden_size"], head_dim=None, **shape
+    )
+    return record.write_adapters(job, named)
+
+
+if __name__ == "__main__":
+    record.run(answer)
