@@ -105,8 +105,8 @@ def test_packed_samples_are_equal_to_each_alone(family, how):
 @pytest.mark.parametrize("how", ["eager", "varlen"])
 def test_samples_that_see_each_other_are_caught(how, monkeypatch):
     positions, cumulative = collate.positions, collate.cumulative
-    monkeypatch.setattr(collate, "positions", lambda lengths: positions(lengths.sum(keepdims=True)))
-    monkeypatch.setattr(collate, "cumulative", lambda lengths: cumulative(lengths.sum(keepdims=True)))
+    monkeypatch.setattr(collate, "positions", lambda lengths, _: positions(lengths.sum(keepdims=True)))
+    monkeypatch.setattr(collate, "cumulative", lambda lengths, _: cumulative(lengths.sum(keepdims=True)))
     row = gpu_attention.compare("qwen3", how)
     assert row["status"] == "failed" and "bf16 logits" in row["reason"] and "autocast gradients" in row["reason"]
     assert "a sample moves another" in row["reason"]

@@ -156,8 +156,8 @@ def test_chats_that_see_each_other_are_caught(run, reference, monkeypatch):
         return lengths.sum(keepdims=True)
 
     positions, cumulative = collate.positions, collate.cumulative
-    monkeypatch.setattr(collate, "positions", lambda lengths: positions(one_sample(lengths)))
-    monkeypatch.setattr(collate, "cumulative", lambda lengths: cumulative(one_sample(lengths)))
+    monkeypatch.setattr(collate, "positions", lambda lengths, _: positions(one_sample(lengths)))
+    monkeypatch.setattr(collate, "cumulative", lambda lengths, _: cumulative(one_sample(lengths)))
     found, _ = run(RUNS["packed"])
     worst = parity.worst(found, reference)
     assert worst["loss"] > 100 * parity.TOLERANCE and worst["grad_norm"] > 100 * parity.TOLERANCE
