@@ -68,7 +68,9 @@ def test_the_table_of_methods_is_what_the_tests_of_methods_run():
     "path",
     # The planner answers hundreds of questions for each of the slow ones.
     [
-        pytest.param(path, marks=[pytest.mark.slow] * (path.name in ("choosing.md", "planner-questions.md")))
+        pytest.param(
+            path, marks=[pytest.mark.slow] * (path.name in ("choosing.md", "planner-questions.md", "recipes.md"))
+        )
         for path in PAGES
     ],
     ids=[str(path.relative_to(REPOSITORY / "docs")) for path in PAGES],
