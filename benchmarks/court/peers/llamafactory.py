@@ -5,6 +5,7 @@ It imports torchaudio, whose wheel wants CUDA's libraries. Without a GPU an empt
 
 import importlib.machinery
 import json
+import os
 import sys
 import types
 from pathlib import Path
@@ -34,6 +35,7 @@ def data_set(job: record.Job, columns: record.Job) -> Path:
 
 
 def answer(job: record.Job) -> str:
+    os.environ["FSDP_STATE_DICT_TYPE"] = "FULL_STATE_DICT"  # as its examples/accelerate/fsdp_config.yaml
     sys.modules.setdefault("torchaudio", types.ModuleType("torchaudio"))
     sys.modules["torchaudio"].__spec__ = importlib.machinery.ModuleSpec("torchaudio", None)
     from llamafactory.train.tuner import run_exp
@@ -44,9 +46,8 @@ def answer(job: record.Job) -> str:
     config |= {
         "dataset_dir": str(data_set(job, of_kind["rows"])),
         "finetuning_type": "lora" if job["lora"] else "full",
+        "save_only_model": False,
     }
-    if job["dies_after"]:
-        config["save_only_model"] = False
     if job["packing"]:
         config |= {"packing": True, "neat_packing": True}
     if job["died"]:
