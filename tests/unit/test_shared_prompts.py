@@ -207,6 +207,18 @@ def test_it_is_on_where_it_is_proven(keys, axes, gpu, why, load, monkeypatch):
     assert said == {"prompts": "once for both answers of a pair"} if why == "" else ("prompts" in said) == bool(why)
 
 
+@pytest.mark.parametrize("family, on", [("qwen3", True), ("qwen3_next", False)])
+def test_a_reference_of_other_layers_is_tried_as_well(family, on, load, monkeypatch):
+    monkeypatch.setattr(objective_checks, "load_config", lambda settings: AutoConfig.for_model(family))
+
+    class Run:
+        settings = load(training={"objective": "dpo", "reference": "who/what"})
+        kernels, strategy = Kernels("varlen"), Strategy("ddp", "ddp", "a test")
+
+    way, why = objective_checks.way_of_sharing(Run, AutoConfig.for_model("llama"))
+    assert (way == packed_samples.LENGTHS) == on and ("reference" in why) != on
+
+
 def test_true_is_an_error_where_it_is_not_proven(load, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
 

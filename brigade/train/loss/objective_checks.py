@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from ...errors import UserError
 from ..model import packed_samples, scores
 from ..model.experts import router_loss_coef
-from ..recipe.objectives import needs_second_model, objective_of, reference_of
+from ..model.location import load_config
+from ..recipe.objectives import ADAPTERS_OFF, MODEL, needs_second_model, objective_of, reference_of
 from ..run.directory import Run
 from ..strategy import facts_of, refusal
 from . import distillation, own_loss, second_model
@@ -53,7 +54,13 @@ def way_of_sharing(run: Run, config: "PreTrainedConfig") -> tuple[str, str]:
     end_to_end, _, why = packed_samples.layout(settings, config, how)
     if not end_to_end:
         return packed_samples.NOTHING, why
-    return packed_samples.way_of_sharing(config, how, settings.recipe.model.trust_remote_code)
+    trusts, reference = settings.recipe.model.trust_remote_code, reference_of(settings.recipe)
+    found = packed_samples.way_of_sharing(config, how, trusts)
+    if reference not in (None, ADAPTERS_OFF, MODEL):  # another model reads the same micro-batches
+        way, why = packed_samples.way_of_sharing(load_config(settings.of_second(str(reference))), how, trusts)
+        if way != found[0]:
+            return packed_samples.NOTHING, f"the reference's attention learns it otherwise: {why or way}"
+    return found
 
 
 def describe_sharing(run: Run, config: "PreTrainedConfig") -> dict[str, str]:
