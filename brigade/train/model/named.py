@@ -27,7 +27,7 @@ def check(settings: Settings, world: World) -> None:
 
 def absent_models(settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield place and path of each model that a recipe names and this machine does not have. Nobody else is asked."""
-    keys = ("model_name_or_path", "tokenizer_name_or_path")
+    keys = ("model_name_or_path", "tokenizer_name_or_path", "adapter_name_or_path")
     models = {key: getattr(settings.recipe.model, key) for key in keys} | other_models(settings.recipe)
     for key, name in models.items():
         if name and is_path(name) and not is_remote(name) and not Path(name).expanduser().exists():

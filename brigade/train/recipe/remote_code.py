@@ -107,10 +107,14 @@ def _configs(name: str, revision: str | None) -> Iterator[tuple[Path, Fields]]:
 
 
 def cached(name: str, file: str, revision: str | None) -> Path | None:
-    """Return where a file of a model on the Hub lies in its cache, or None."""
+    """Return where a file of a model on the Hub lies in its cache, or None, as for what can be no name there."""
     from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
-    path = try_to_load_from_cache(name, file, revision=revision)
+    try:
+        path = try_to_load_from_cache(name, file, revision=revision)
+    except HFValidationError:
+        return None
     return Path(path) if isinstance(path, str) else None
 
 
