@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from ..errors import UserError
+from ..train.host.hub import is_path
 from ..train.model import packaged
 from ..train.model.location import location
 from ..train.recipe.files import read_yaml
@@ -219,7 +220,7 @@ def _shown(value: object, key: str = "") -> Any:
 
 def _is_on_hub(name: str) -> bool:
     """Whether a name can be one on the Hub, or a built-in one."""
-    return bool(_HUB.fullmatch(name)) and not _FILE.search(name) and not _is_there(name)
+    return bool(_HUB.fullmatch(name)) and not (is_path(name) or _FILE.search(name) or _is_there(name))
 
 
 def _is_there(name: str) -> bool:

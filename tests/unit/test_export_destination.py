@@ -303,6 +303,7 @@ def test_of_a_path_only_the_last_part_is_shown(value, shown):
     ("dataset_name", "/secret", "secret"), ("dataset_name", "~/data", "data"), ("objective", "secret/a.py:loss", "a.py:loss"),
     ("reference", "owner/name", "owner/name"), ("dataset_name", "python-docs", "python-docs"), ("objective", "dpo", "dpo"),
     ("model_name_or_path", "file.gguf", "file.gguf"), ("model_name_or_path", "secret/file.gguf", "file.gguf"),
+    ("model_name_or_path", "outputs/sft", "sft"), ("model_name_or_path", "owner/name", "owner/name"),
 ])  # fmt: skip
 def test_what_can_be_no_name_on_the_hub_is_a_path(key, value, shown):
     assert card._shown(value, key) == shown
