@@ -12,11 +12,12 @@ from safetensors.torch import load_file, save_file
 from benchmarks.court import jobs, verdicts
 from benchmarks.court.peers import record
 from benchmarks.court.questions import read
+from testing import marks
 from testing.ranks import run_ranks
 
 QUESTIONS = read()
 BRIGADE = jobs.PEERS["brigade"]
-SLOW = ("resume", "smollm2", "lora-fsdp2", "lora-zero3", "fsdp2", "zero3")
+QUICK = ("masks", "accumulation", "lora", "last-batch")  # those in which faults are planted below
 
 
 @pytest.fixture(scope="session")
@@ -29,15 +30,15 @@ def answers(tmp_path_factory):
 
     def ask(name):
         if name not in done:
-            question, slow = QUESTIONS[name], name in SLOW
+            question, quick = QUESTIONS[name], name in QUICK
             if question.dies_after:  # in a process of its own
                 jobs.run(BRIGADE, [question], folder, sys.executable)
                 job = jobs.job_of(question, BRIGADE, folder)
                 return done.setdefault(name, (job, jobs.results_of(job)))
-            asked = [each for each in QUESTIONS.values() if (each.name in SLOW) == slow and not each.dies_after]
+            asked = [each for each in QUESTIONS.values() if (each.name in QUICK) == quick and not each.dies_after]
             asked = [each for each in asked if each.ranks == question.ranks]
             given = {each.name: jobs.job_of(each, BRIGADE, folder) for each in asked}
-            file = folder / f"jobs-{QUESTIONS[name].ranks}-{slow}.json"
+            file = folder / f"jobs-{QUESTIONS[name].ranks}-{quick}.json"
             file.write_text(json.dumps(list(given.values())))
             ended = run_ranks("benchmarks.court.peers.brigade", str(file), ranks=QUESTIONS[name].ranks, timeout=300)
             assert not ended.returncode, ended.stderr[-4000:]
@@ -47,9 +48,7 @@ def answers(tmp_path_factory):
     return ask
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in QUESTIONS]
-)
+@pytest.mark.parametrize("name", marks.cases(*QUICK, slow=[name for name in QUESTIONS if name not in QUICK]))
 def test_brigade_answers_like_the_plain_loop(answers, name):
     verdict = verdicts.judge(QUESTIONS[name], *answers(name))
     assert verdict.kind == verdicts.EQUAL, verdict

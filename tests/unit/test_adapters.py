@@ -13,7 +13,7 @@ from brigade.errors import UserError
 from brigade.plan.shape.from_code import shape_from_model
 from brigade.plan.shape.lora import lora_parameters
 from brigade.train.engines import parameter_groups
-from brigade.train.model import adapters
+from brigade.train.model import adapters, token_rows
 from brigade.train.model.load import load_base, quantization_config
 from brigade.train.model.location import load_config
 from brigade.train.model.sizes import beyond_texts, parameter_count
@@ -209,6 +209,22 @@ def test_chat_tokens_that_a_base_model_has_not_learned_are_named(model, words, s
     named = told(ids).get("chat tokens", "")
     assert said in named and ("<|im_start|>" in named) == bool(said)
     assert told([100, 200]) == {}
+
+
+@pytest.mark.parametrize("words, is_said", [
+    (["--use_peft", "false"], True), ([], False), (["--lora_modules_to_save", "embed_tokens"], True),
+])  # fmt: skip
+def test_a_padding_token_that_samples_have_is_said_to_stay_untrained(words, is_said, config_of):
+    """As where it also ends turns: torch gives its input embedding no gradient."""
+    settings = settings_of(config_of("untied"), *words)
+    tokenizer, config = load_tokenizer(settings, 4096), load_config(settings)
+    model = adapters.empty_model(settings, config)
+    model = adapters.wrap(model, settings, "") if settings.recipe.model.use_peft else model
+    said = token_rows.describe_padding(tokenizer, [5, config.pad_token_id], model).get("padding token", "")
+    assert ("its input embedding is not trained" in said) == is_said
+    assert token_rows.describe_padding(tokenizer, [5, 7], model) == {}
+    config.pad_token_id = None
+    assert token_rows.describe_padding(tokenizer, [5, 0], adapters.empty_model(settings, config)) == {}
 
 
 def test_adapters_name_a_base_that_others_find(config_of):

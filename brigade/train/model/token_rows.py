@@ -16,7 +16,7 @@ from .tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 KEY = "trainable_token_indices"
@@ -96,6 +96,23 @@ def check(settings: Settings, model: PreTrainedModel) -> None:
     if outer is not None and any(fits_layer(names[id(outer)], target) for target in targets):
         problem = "lora_target_modules puts an adapter on the output layer, whose rows would be trained"
         raise UserError(place, problem, "keep one of the two keys")
+
+
+def describe_padding(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], model: PreTrainedModel) -> dict[str, str]:
+    """Return a line on a padding token that samples have and whose input embedding gets no gradient, or {}.
+
+    Transformers' models leave out the row of config.pad_token_id (padding_idx of torch.nn.Embedding), wherever the token stands.
+    A tokenizer without a padding token of its own often names the token that ends a turn (SmolLM2, Qwen 2.5).
+
+    ids: the tokens of a sample; model: it may be empty
+    """
+    inner = model.get_input_embeddings()
+    padding = getattr(inner, "padding_idx", None)
+    if padding is None or padding not in ids or not any(weight.requires_grad for weight in inner.parameters()):
+        return {}
+    token = tokenizer.convert_ids_to_tokens(padding)
+    cure = "pad_token_id in the model's config.json may name a token that no sample has"
+    return {"padding token": f"{token} stands in samples, and its input embedding is not trained (padding_idx); {cure}"}
 
 
 def check_new(settings: Settings, model: PreTrainedModel) -> None:

@@ -14,7 +14,7 @@ from ..data import report
 from ..distributed import read_once
 from ..engines import parameter_groups
 from ..loss import distillation, objective_checks
-from ..model import adapter_weights, adapters, new_tokens, packed_samples, parts
+from ..model import adapter_weights, adapters, new_tokens, packed_samples, parts, token_rows
 from ..model.location import location
 from ..model.sizes import parameter_count
 from ..recipe import objectives
@@ -50,7 +50,7 @@ def summary(run: Run, trainer: TrainingContext, data: Prepared, checkpoint: Path
         "recipe": f"{run.settings.recipe_path}, run {run.identity}",
         "model": f"{run.settings.recipe.model.model_name_or_path}, {parameters:,} parameters, {precision}",
         **new_tokens.describe(run.settings, location(run.settings)),
-        **_adapters(run, trainer, data),
+        **_tokens(run, trainer, data),
         **_parts(run, trainer),
         **parameter_groups.describe(trainer),
         **({} if run.settings.recipe.model.use_peft else _saved(trainer)),
@@ -107,19 +107,17 @@ def summary(run: Run, trainer: TrainingContext, data: Prepared, checkpoint: Path
         print(f"overridden: {note}")
 
 
-def _adapters(run: Run, trainer: TrainingContext, data: Prepared) -> dict[str, str]:
-    """What is trained where adapters are, and which of a chat's tokens they leave unlearned."""
-    section = run.settings.recipe.model
-    if not section.use_peft:
-        return {}
+def _tokens(run: Run, trainer: TrainingContext, data: Prepared) -> dict[str, str]:
+    """What is trained where adapters are, and which tokens of a sample stay unlearned."""
+    section, tokenizer = run.settings.recipe.model, trainer.processing_class
     ids = report.first(data)["input_ids"]
+    padding = token_rows.describe_padding(tokenizer, ids, trainer.model)  # of a pipeline the first stage says it
+    if not section.use_peft:
+        return padding
     model = trainer.engine.whole_model(trainer)
     begin = adapter_weights.describe(run.settings, model)
-    return (
-        adapters.describe(section, model)
-        | begin
-        | adapters.untrained_chat_tokens(section, trainer.processing_class, ids, model)
-    )
+    untrained = adapters.untrained_chat_tokens(section, tokenizer, ids, model)
+    return adapters.describe(section, model) | begin | untrained | padding
 
 
 def _parts(run: Run, trainer: TrainingContext) -> dict[str, str]:
