@@ -181,8 +181,9 @@ def test_json_that_a_schema_names_is_decoded(tmp_path, features):
         assert [row for row, _ in read(source)] == content
 
 
-def test_json_that_cannot_be_read_is_refused(tmp_path, mistake):
-    broken = pyarrow.ExtensionArray.from_storage(pyarrow.json_(), pyarrow.array(['{"a": 1}', "{"]))
+@pytest.mark.parametrize("text", ["{", '{"a": 1, "a": 2}'])
+def test_json_that_cannot_be_read_is_refused(tmp_path, mistake, text):
+    broken = pyarrow.ExtensionArray.from_storage(pyarrow.json_(), pyarrow.array(['{"a": 1}', text]))
     pyarrow.parquet.write_table(pyarrow.table({"x": broken}), tmp_path / "a.parquet")
     message = mistake(read, Parquet([tmp_path / "a.parquet"]))
     assert "a.parquet, row 2" in message and "column 'x' is JSON by its table's schema, and is not" in message
@@ -287,7 +288,7 @@ TURNS = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "c
 @pytest.mark.parametrize("ending", [".json", ".jsonl"])
 @pytest.mark.parametrize("text, content", [
     (json.dumps({"data": [ROW, ROW]}, indent=2), [ROW, ROW]), (json.dumps({"data": [TURNS]}), [TURNS]),
-    (json.dumps({"version": "1", "rows": [ROW]}, indent=1), [ROW]), (json.dumps({"type": "x", "instances": []}, indent=1), []),
+    (json.dumps({"version": "1", "tools": [], "rows": [ROW]}, indent=1), [ROW]), (json.dumps({"type": "x", "instances": []}, indent=1), []),
     ('{"data": [\n' + json.dumps(ROW) + "\n]}\n", [ROW]), ("\ufeff\n" + json.dumps(TURNS, indent=4), [TURNS]),
     (json.dumps(ROW, indent=1) + "\n\n" + json.dumps(TURNS, indent=2) + "\n", [ROW, TURNS]),
     *[(json.dumps({split: [ROW], "version": [1]}), [ROW]) for split in ("test", "validation", "train")],
@@ -332,6 +333,14 @@ def test_several_splits_in_one_document_are_refused(load, tmp_path, mistake, doc
     (tmp_path / "a.json").write_text(json.dumps(document, indent=indent))
     message = mistake(lambda: read(origin(load, train_file=str(tmp_path / "a.json")).train))
     assert f"{tmp_path / 'a.json'}" in message and names in message and "a file of its own" in message
+
+
+@pytest.mark.parametrize("beside", [{"system": "a"}, {"version": 1, "tools": [{"name": "f"}]}, ROW])
+@pytest.mark.parametrize("indent", [None, 1])
+def test_columns_beside_the_rows_of_a_document_are_refused(load, tmp_path, mistake, beside, indent):
+    (tmp_path / "a.json").write_text(json.dumps(beside | {"data": [ROW]}, indent=indent))
+    message = mistake(lambda: read(origin(load, train_file=str(tmp_path / "a.json")).train))
+    assert f"{tmp_path / 'a.json'}" in message and "beside the rows under 'data', and it is read of a row only" in message
 
 
 def test_two_columns_or_keys_of_one_name_are_refused(tmp_path, mistake):

@@ -1,4 +1,4 @@
-"""Rows of Arrow tables, as JSON would give them: what a schema calls JSON is decoded, and keys that Arrow has added are gone."""
+"""Values of rows, as JSON gives them: in Arrow tables what a schema calls JSON is decoded, and keys that Arrow has added are gone."""
 
 import json
 from collections.abc import Callable
@@ -10,7 +10,21 @@ if TYPE_CHECKING:
     import pyarrow
 
 Read = Callable[[Any], Any]
+Pairs = list[tuple[str, Any]]
 HUGGINGFACE = b"huggingface"  # key of a schema's metadata: the features of the datasets library, as JSON
+
+
+def _with_single_keys(pairs: Pairs) -> Fields:
+    """Return an object of JSON. Raises ValueError for a key that stands there twice and says different things."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        for key, value in pairs:
+            if made[key] != value:
+                raise ValueError(f"the key {key!r} twice in one object")
+    return made
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=_with_single_keys)  # of rows, and of JSON that stands in their texts
 
 
 def reader_of(schema: "pyarrow.Schema") -> Callable[[Fields], Fields]:
@@ -77,7 +91,8 @@ def _reader(kind: "pyarrow.DataType", feature: object) -> Read | None:
 
 
 def _decode(value: object) -> object:
-    return json.loads(value) if isinstance(value, str | bytes) else value
+    text = value.decode() if isinstance(value, bytes) else value
+    return DECODER.decode(text) if isinstance(text, str) else text
 
 
 def _struct(value: Fields, inner: dict[str, Read | None]) -> Fields:

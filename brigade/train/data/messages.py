@@ -9,6 +9,7 @@ from typing import Any
 from ...errors import shown
 from ...errors.tables import Fields
 from . import image_places, keys
+from .arrow_values import DECODER
 from .row_images import TYPES, RowImages
 from .rows import BadRow, Message, not_text
 from .tool_calls import calls_of, from_json, one_of
@@ -169,12 +170,12 @@ def _parts_from_text(text: str) -> list[Fields] | str:
 def _read_list(text: str) -> Any:
     """Return the value of a text of JSON, of JSON in a text, or of a repr; None where it is none of them."""
     try:
-        value = json.loads(text)
+        value = DECODER.decode(text)
         return _read_list(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):
         pass
     try:
-        value = json.loads(_PYTHON.sub(_json_of, text))
+        value = DECODER.decode(_PYTHON.sub(_json_of, text))
         return _read_list(value) if isinstance(value, str) else value
     except (ValueError, SyntaxError, RecursionError):
         return None
@@ -183,7 +184,7 @@ def _read_list(text: str) -> Any:
 def _read_lines(text: str) -> list[object] | None:
     """Return the values of a text of JSON, one a line; None where it is none."""
     try:
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
+        return [DECODER.decode(line) for line in text.splitlines() if line.strip()]
     except (ValueError, RecursionError):
         return None
 
@@ -197,7 +198,7 @@ def _json_of(found: re.Match[str]) -> str:
 def _is_json_and_more(text: str) -> bool:
     """Whether a text begins with a whole value of JSON, behind which it goes on: an answer that speaks of it."""
     try:
-        json.JSONDecoder().raw_decode(text.lstrip())
+        DECODER.raw_decode(text.lstrip())
     except (ValueError, RecursionError):
         return False
     return True
