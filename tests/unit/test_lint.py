@@ -212,6 +212,15 @@ def test_what_a_file_refers_to_is_linted_too(check):
     assert names(report) == {"file-kind"} and "hosts is a hostfile" in report.findings[0].problem
 
 
+@pytest.mark.parametrize("config, found", [
+    ({"distributed_type": "NO"}, True), ({"distributed_type": "NO", "num_processes": 1}, False), ({"use_cpu": True}, True),
+    ({"distributed_type": "MULTI_CPU", "use_cpu": True}, False), ({"use_cpu": False}, False),
+], ids=str)  # fmt: skip
+def test_where_accelerate_starts_one_process_several_are_too_many(check, config, found):
+    report = check({"a.yaml": {"distributed_type": "MULTI_GPU", "num_processes": 2} | config})
+    assert ("accelerate-processes" in names(report)) is found and len(report.findings) == found
+
+
 @pytest.mark.parametrize("key, content", [
     ("ds_config", ds(elasticity={})), ("accelerate_config", zero(zero_stage=5)), ("accelerate_config", {"distributed_type": "X"}),
     ("accelerate_config", zero(zero_stage=2, gradient_clipping=0.5)),

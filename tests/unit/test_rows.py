@@ -288,7 +288,8 @@ TURNS = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "c
 @pytest.mark.parametrize("ending", [".json", ".jsonl"])
 @pytest.mark.parametrize("text, content", [
     (json.dumps({"data": [ROW, ROW]}, indent=2), [ROW, ROW]), (json.dumps({"data": [TURNS]}), [TURNS]),
-    (json.dumps({"version": "1", "tools": [], "rows": [ROW]}, indent=1), [ROW]), (json.dumps({"type": "x", "instances": []}, indent=1), []),
+    (json.dumps({"version": "1", "tools": [], "rows": [ROW]}, indent=1), [ROW]),
+    (json.dumps({"type": "x", "instances": []}, indent=1), []),
     ('{"data": [\n' + json.dumps(ROW) + "\n]}\n", [ROW]), ("\ufeff\n" + json.dumps(TURNS, indent=4), [TURNS]),
     (json.dumps(ROW, indent=1) + "\n\n" + json.dumps(TURNS, indent=2) + "\n", [ROW, TURNS]),
     *[(json.dumps({split: [ROW], "version": [1]}), [ROW]) for split in ("test", "validation", "train")],
@@ -340,7 +341,9 @@ def test_several_splits_in_one_document_are_refused(load, tmp_path, mistake, doc
 def test_columns_beside_the_rows_of_a_document_are_refused(load, tmp_path, mistake, beside, indent):
     (tmp_path / "a.json").write_text(json.dumps(beside | {"data": [ROW]}, indent=indent))
     message = mistake(lambda: read(origin(load, train_file=str(tmp_path / "a.json")).train))
-    assert f"{tmp_path / 'a.json'}" in message and "beside the rows under 'data', and it is read of a row only" in message
+    assert (
+        f"{tmp_path / 'a.json'}" in message and "beside the rows under 'data', and it is read of a row only" in message
+    )
 
 
 def test_two_columns_or_keys_of_one_name_are_refused(tmp_path, mistake):

@@ -1,4 +1,4 @@
-"""Values of rows, as JSON gives them: in Arrow tables what a schema calls JSON is decoded, and keys that Arrow has added are gone."""
+"""Values of rows, as JSON gives them: of Arrow tables what a schema calls JSON is decoded, without keys that Arrow has added."""
 
 import json
 from collections.abc import Callable
@@ -10,11 +10,10 @@ if TYPE_CHECKING:
     import pyarrow
 
 Read = Callable[[Any], Any]
-Pairs = list[tuple[str, Any]]
 HUGGINGFACE = b"huggingface"  # key of a schema's metadata: the features of the datasets library, as JSON
 
 
-def _with_single_keys(pairs: Pairs) -> Fields:
+def _with_single_keys(pairs: list[tuple[str, object]]) -> Fields:
     """Return an object of JSON. Raises ValueError for a key that stands there twice and says different things."""
     made = dict(pairs)
     if len(made) < len(pairs):

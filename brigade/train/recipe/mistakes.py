@@ -88,9 +88,14 @@ def cure_of(name: str) -> str | None:
     return "it is called ds_config, and belongs under cluster:" if name == "deepspeed" else OTHER_NAMES.get(name)
 
 
+def complaints(error: ValidationError) -> list[ErrorDetails]:
+    """What pydantic says of a recipe, with what is missing last: it may stand there under nearly its name."""
+    return sorted(error.errors(), key=lambda one: one["type"] == "missing")
+
+
 def explain(error: ValidationError, sources: dict[str, str], path: Path, document: Document) -> UserError:
     """The first of pydantic's complaints about a recipe's document, in our words. sources: as in settings.Settings"""
-    first, *others = error.errors()
+    first, *others = complaints(error)
     section, key, *_ = [*map(str, first["loc"]), ""]
     dotted = f"{section}.{key}" if key else section
     place = sources.get(key) or f"{path}: {dotted}"
