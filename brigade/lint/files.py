@@ -1,7 +1,6 @@
 """The files that lint looks at: which kind each is, by its content, and what is wrong with it by itself."""
 
 import functools
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import yaml
 
 from ..errors import UserError, nearest
 from ..errors.findings import Finding
+from ..train.data.arrow_values import json_or
 from ..train.host.limits import CONFIG_BYTES
 from ..train.recipe import flags, remote_code
 from ..train.recipe.files import TWICE, find, is_directory, read_yaml
@@ -147,12 +147,9 @@ def recognise(file_name: str, text: str) -> Kind | None:
 
 
 def _kind_of_json(text: str) -> Kind | None:
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return "ds_config"  # a ds_config's reader says where it is broken
+    document = json_or(None, text)
     if not isinstance(document, dict) or not document:
-        return "ds_config"
+        return "ds_config"  # whose reader says where it is broken
     if "distributed_type" in document:
         return "accelerate"
     if "model_type" in document or "architectures" in document:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ...errors.tables import Fields
@@ -21,6 +22,13 @@ def _with_single_keys(pairs: list[tuple[str, object]]) -> Fields:
             if made[key] != value:
                 raise ValueError(f"the key {key!r} twice in one object")
     return made
+
+
+def json_or(otherwise: object, text: str | bytes) -> Any:
+    """Return the value of a text of JSON, or `otherwise` where it is none."""
+    with suppress(ValueError, RecursionError):
+        return json.loads(text)
+    return otherwise
 
 
 DECODER = json.JSONDecoder(object_pairs_hook=_with_single_keys)  # of rows, and of JSON that stands in their texts
@@ -52,10 +60,9 @@ def reader_of(schema: "pyarrow.Schema") -> Callable[[Fields], Fields]:
 
 
 def _features(schema: "pyarrow.Schema") -> object:
-    try:
+    with suppress(ValueError, KeyError, TypeError):
         return json.loads((schema.metadata or {}).get(HUGGINGFACE, b"{}"))["info"]["features"]
-    except (ValueError, KeyError, TypeError):
-        return None
+    return None
 
 
 def _inner(feature: object, key: str) -> object:

@@ -12,7 +12,7 @@ from ...errors import UserError
 from ..host.limits import DOCUMENT_BYTES, ROW_BYTES, gib
 from ..recipe.value_types import Column
 from . import rows
-from .arrow_values import DECODER
+from .arrow_values import DECODER, json_or
 from .keys import says_nothing
 from .rows import NEWLINE, BadRow, Chunk, Files, Row, Where
 
@@ -191,21 +191,13 @@ def is_document(path: Path) -> bool:
         return True
     if not first.startswith(b"{"):
         return False
-    document = _decoded(first)
+    document = json_or(None, first)
     if document is not None:
         return not others and _wrapped(document, path) is not None
-    return bool(others) and any(not isinstance(_decoded(line), dict) for line in others)
+    return bool(others) and any(not isinstance(json_or(None, line), dict) for line in others)
 
 
 def _first_lines(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while line := file.readline(ROW_BYTES):  # of a document in one line, the beginning is enough
             yield line
-
-
-def _decoded(line: bytes) -> object:
-    """Return the value of a line of JSON, or None where it is none."""
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None

@@ -1,9 +1,11 @@
 """Chats in one form: roles, contents, tool calls whose arguments are objects, and which turns are learned."""
 
 import ast
+import functools
 import json
 import re
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from typing import Any
 
 from ...errors import shown
@@ -57,8 +59,9 @@ _CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 
 
 def check_order(messages: list[Message]) -> None:
-    """Raise BadRow for turns that do not alternate, and for a chat without an assistant's turn."""
-    before = ""
+    """Raise BadRow for turns that do not alternate, for results in another order than their calls, which templates without ids
+    would swap, and for a chat without an assistant's turn."""
+    before, asked, places = "", list[object](), list[int]()
     for number, message in enumerate(messages, 1):
         role = message["role"]
         if role in ("system", "developer"):
@@ -70,6 +73,15 @@ def check_order(messages: list[Message]) -> None:
             problem = f"roles do not alternate: message {number} is {role!r} after {start!r}"
             raise BadRow(problem, f"after {start} comes {then}: join or drop turns")
         before = role
+        if role == "assistant":
+            asked, places = [call["id"] for call in message.get("tool_calls", ()) if "id" in call], []
+        elif message.get("tool_call_id") in asked:
+            places.append(asked.index(message.get("tool_call_id")))
+            if places != sorted(places):
+                problem = (
+                    f"message {number} is the result of an earlier call than the one before it, by its tool_call_id"
+                )
+                raise BadRow(problem, "give the results in the order of their calls")
     if not any(message["role"] == "assistant" for message in messages):
         raise BadRow("a dialogue without an assistant turn, so nothing is supervised", NO_ANSWER)
 
@@ -134,10 +146,9 @@ def turns_from_text(value: object, called: str = "messages") -> Any:
 
 def _is_list_of_turns(text: str) -> bool:
     """Whether a content spells a list of turns. It may well be what was asked for."""
-    try:
+    with suppress(BadRow):
         return not isinstance(turns_from_text(text), str)
-    except BadRow:
-        return True
+    return True
 
 
 def _turns_within(value: Fields, called: str) -> Any:
@@ -169,24 +180,18 @@ def _parts_from_text(text: str) -> list[Fields] | str:
 
 def _read_list(text: str) -> Any:
     """Return the value of a text of JSON, of JSON in a text, or of a repr; None where it is none of them."""
-    try:
-        value = DECODER.decode(text)
-        return _read_list(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):
-        pass
-    try:
-        value = DECODER.decode(_PYTHON.sub(_json_of, text))
-        return _read_list(value) if isinstance(value, str) else value
-    except (ValueError, SyntaxError, RecursionError):
-        return None
+    for spell in (str, functools.partial(_PYTHON.sub, _json_of)):
+        with suppress(ValueError, SyntaxError, RecursionError):
+            value = DECODER.decode(spell(text))
+            return _read_list(value) if isinstance(value, str) else value
+    return None
 
 
 def _read_lines(text: str) -> list[object] | None:
     """Return the values of a text of JSON, one a line; None where it is none."""
-    try:
+    with suppress(ValueError, RecursionError):
         return [DECODER.decode(line) for line in text.splitlines() if line.strip()]
-    except (ValueError, RecursionError):
-        return None
+    return None
 
 
 def _json_of(found: re.Match[str]) -> str:
@@ -197,11 +202,9 @@ def _json_of(found: re.Match[str]) -> str:
 
 def _is_json_and_more(text: str) -> bool:
     """Whether a text begins with a whole value of JSON, behind which it goes on: an answer that speaks of it."""
-    try:
-        DECODER.raw_decode(text.lstrip())
-    except (ValueError, RecursionError):
-        return False
-    return True
+    with suppress(ValueError, RecursionError):
+        return bool(DECODER.raw_decode(text.lstrip()))
+    return False
 
 
 def _are_turns(value: object, roles: Collection[str] = ROLES) -> bool:

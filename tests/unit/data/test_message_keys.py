@@ -13,7 +13,7 @@ from benchmarks.peer_keys import CASES, PREFERENCES
 from brigade.train.data.chat_template import ChatTemplates
 from brigade.train.data.encode import Encoder, LoadedEncoder
 from brigade.train.data.layout import TEMPLATES
-from brigade.train.data.messages import turns
+from brigade.train.data.messages import check_order, turns
 from brigade.train.data.rows import BadRow, RowChunk
 from brigade.train.data.tool_calls import tool_definitions
 
@@ -125,6 +125,23 @@ def test_the_key_that_says_something_is_read(message, content):
 ], ids=str)  # fmt: skip
 def test_messages_that_contradict_themselves_are_refused(message, said):
     assert said in refusal(read, message)
+
+
+@pytest.mark.parametrize("calls, results, told", [
+    (["a", "b"], ["b", "a"], True), (["a", "b"], ["a", "b"], False), (["a", "b"], ["b"], False), (["a", "b"], ["x", "a"], False),
+    (["a", "a"], ["a", "a"], False), ([None, "b"], ["b", None], False), ([None, None], [None, None], False),
+])  # fmt: skip
+def test_results_stand_in_the_order_of_their_calls(calls, results, told):
+    """Most templates write no ids: the model would read the one result as the other's."""
+    asked = answer(content=None, tool_calls=[{"id": name, "function": {"name": "f"}} for name in calls])
+    given = [{"role": "tool", "content": "r", "tool_call_id": name} for name in results]
+    whole = turns(
+        [QUESTION, asked, *given, answer(content="x"), QUESTION, asked, *given[:1]], set()
+    )  # places of their own
+    if told:
+        assert "message 4 is the result of an earlier call" in refusal(check_order, whole)
+    else:
+        check_order(whole)
 
 
 def test_a_name_in_from_is_counted():
