@@ -116,6 +116,9 @@ def explain(error: ValidationError, sources: dict[str, str], path: Path, documen
         value = value.get(key) if isinstance(value, dict) else value
     elif value is None:
         return UserError(place, "it is empty", f"give it {wanted}; see recipes/tiny/full.yaml")
+    if first["type"] == "literal_error" and first["loc"][-1] == "[key]":
+        cure = did_you_mean(str(first["input"]), re.findall("'([^']*)'", first["ctx"]["expected"]))
+        return UserError(place, f"there is no {first['input']!r} in it", cure)
     if key == "loss_type" and value in (*OBJECTIVES,):  # TRL's DPOTrainer has IPO by its loss_type
         cure = f"set objective: {value}, and leave loss_type out"
         return UserError(place, f"{shown(value)} is an objective of its own", cure)
