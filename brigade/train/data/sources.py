@@ -166,7 +166,12 @@ def _from_datasets(source: Source, place: Callable[[str], str], streaming: bool)
     name, config, revision = str(source.dataset_name), source.dataset_config_name, source.dataset_revision
     if revision and Path(name).is_dir():
         raise UserError(place("dataset_revision"), f"{name!r} is a directory, which has no revisions", "remove it")
-    refuse_lfs_pointers(Path(name).rglob("*") if Path(name).is_dir() else ())
+    inside = list(Path(name).rglob("*")) if Path(name).is_dir() else []
+    refuse_lfs_pointers(inside)
+    kinds = sorted({path.suffix for path in inside} & {".csv", ".jsonl", ".parquet"})
+    if len(kinds) > 1 and not (Path(name) / "README.md").is_file():  # which may say what is read
+        problem = f"{name!r} holds {' and '.join(kinds)}, and the datasets library reads one kind of a directory"
+        raise UserError(place("dataset_name"), problem, "name each kind as a source of its own: datasets, train_file")
     try:
         splits, commit = _load(name, config, revision, streaming)
     except Exception as error:  # the library raises its own, OSErrors and HTTP errors alike
