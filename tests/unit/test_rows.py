@@ -325,25 +325,19 @@ def test_json_of_one_object_a_line_is_read_as_such(load, tmp_path, mistake):
     assert "b.json is one JSON array" in mistake(origin, load, train_file=f"{tmp_path}/*.json")
 
 
-@pytest.mark.parametrize("document, names", [
+@pytest.mark.parametrize("document, said", [
     ({"train": [ROW], "test": [ROW]}, "'train' and 'test'"), ({"data": [ROW], "validation": [ROW]}, "'data' and 'validation'"),
     ({"train": [ROW], "valid": [], "test": [ROW]}, "'train' and 'valid' and 'test'"),
+    ({"system": "a", "data": [ROW]}, "'system' beside the rows under 'data'"), (ROW | {"data": [ROW]}, "'prompt' beside"),
+    ({"version": 1, "tools": [{"name": "f"}], "rows": [ROW]}, "'tools' beside the rows under 'rows', and it is read of a row"),
 ])  # fmt: skip
 @pytest.mark.parametrize("indent", [None, 1])
-def test_several_splits_in_one_document_are_refused(load, tmp_path, mistake, document, names, indent):
+def test_a_document_of_several_splits_or_with_more_than_rows_is_refused(
+    load, tmp_path, mistake, document, said, indent
+):
     (tmp_path / "a.json").write_text(json.dumps(document, indent=indent))
     message = mistake(lambda: read(origin(load, train_file=str(tmp_path / "a.json")).train))
-    assert f"{tmp_path / 'a.json'}" in message and names in message and "a file of its own" in message
-
-
-@pytest.mark.parametrize("beside", [{"system": "a"}, {"version": 1, "tools": [{"name": "f"}]}, ROW])
-@pytest.mark.parametrize("indent", [None, 1])
-def test_columns_beside_the_rows_of_a_document_are_refused(load, tmp_path, mistake, beside, indent):
-    (tmp_path / "a.json").write_text(json.dumps(beside | {"data": [ROW]}, indent=indent))
-    message = mistake(lambda: read(origin(load, train_file=str(tmp_path / "a.json")).train))
-    assert (
-        f"{tmp_path / 'a.json'}" in message and "beside the rows under 'data', and it is read of a row only" in message
-    )
+    assert f"{tmp_path / 'a.json'}" in message and said in message and "give each" in message
 
 
 def test_two_columns_or_keys_of_one_name_are_refused(tmp_path, mistake):

@@ -59,8 +59,7 @@ _CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 
 
 def check_order(messages: list[Message]) -> None:
-    """Raise BadRow for turns that do not alternate, for results in another order than their calls, which templates without ids
-    would swap, and for a chat without an assistant's turn."""
+    """Raise BadRow for turns that do not alternate, results in another order than their calls, and a chat without an answer."""
     before, asked, places = "", list[object](), list[int]()
     for number, message in enumerate(messages, 1):
         role = message["role"]
@@ -78,10 +77,8 @@ def check_order(messages: list[Message]) -> None:
         elif message.get("tool_call_id") in asked:
             places.append(asked.index(message.get("tool_call_id")))
             if places != sorted(places):
-                problem = (
-                    f"message {number} is the result of an earlier call than the one before it, by its tool_call_id"
-                )
-                raise BadRow(problem, "give the results in the order of their calls")
+                problem = f"message {number} is the result of an earlier call than the one before it (tool_call_id)"
+                raise BadRow(problem, "give results in the order of their calls")  # most templates write no ids
     if not any(message["role"] == "assistant" for message in messages):
         raise BadRow("a dialogue without an assistant turn, so nothing is supervised", NO_ANSWER)
 
