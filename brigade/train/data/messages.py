@@ -4,7 +4,7 @@ import ast
 import functools
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -177,7 +177,8 @@ def _parts_from_text(text: str) -> list[Fields] | str:
 
 def _read_list(text: str) -> Any:
     """Return the value of a text of JSON, of JSON in a text, or of a repr; None where it is none of them."""
-    for spell in (str, functools.partial(_PYTHON.sub, _json_of)):
+    spellings: tuple[Callable[[str], str], ...] = (str, functools.partial(_PYTHON.sub, _json_of))
+    for spell in spellings:
         with suppress(ValueError, SyntaxError, RecursionError):
             value = DECODER.decode(spell(text))
             return _read_list(value) if isinstance(value, str) else value
