@@ -214,6 +214,7 @@ def test_a_key_that_stands_twice_is_refused(write_recipe, mistake, text, line, w
     (["--rope_parameters", "{rope_type: yarn}"], "original_max_position_embeddings: TOKENS"),
  (["--max_steps"], "max_steps"), (["-x"], "-x"),
     (["--recipe", "~nobody-here/x.yaml"], "~nobody"), (["--columns", "{mesages: a}"], "did you mean 'messages'?"),
+    (["--datasets", "[{train_file: a}, {train_file: b, weigth: 1}]"], "datasets.1.weigth"),
     (["--recipe", "x" * 300], "xxx"),
 ])  # fmt: skip
 def test_words_that_lead_nowhere(mistake, words, said):

@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 from ...errors import LIKELY, UserError, did_you_mean, nearest, shortened, shown
 from ...errors.tables import Document, table
+from .data_section import WeightedSource
 from .objectives import OBJECTIVES
 from .schema import BY_MEMORY, BY_PROOF, SECTION_OF, SECTIONS
 
@@ -99,6 +100,11 @@ def explain(error: ValidationError, sources: dict[str, str], path: Path, documen
     section, key, *_ = [*map(str, first["loc"]), ""]
     dotted = f"{section}.{key}" if key else section
     place = sources.get(key) or f"{path}: {dotted}"
+    inner = [str(part) for part in first["loc"][2:] if part != "[key]"]
+    is_name = (first["type"], first["loc"][-1]) == ("literal_error", "[key]")  # of a column, in `columns`
+    if inner and (is_name or first["type"] == "extra_forbidden"):
+        known = re.findall("'([^']*)'", first.get("ctx", {}).get("expected", "")) or WeightedSource.model_fields
+        return UserError(".".join([place, *inner]), _absent(inner[-1], "key"), did_you_mean(inner[-1], known))
     if first["type"] == "extra_forbidden":
         unknown = [str(one["loc"][1]) for one in (first, *others) if one["type"] == "extra_forbidden"]
         if len(unknown) > 1:
@@ -116,9 +122,6 @@ def explain(error: ValidationError, sources: dict[str, str], path: Path, documen
         value = value.get(key) if isinstance(value, dict) else value
     elif value is None:
         return UserError(place, "it is empty", f"give it {wanted}; see recipes/tiny/full.yaml")
-    if first["type"] == "literal_error" and first["loc"][-1] == "[key]":
-        cure = did_you_mean(str(first["input"]), re.findall("'([^']*)'", first["ctx"]["expected"]))
-        return UserError(place, f"there is no {first['input']!r} in it", cure)
     if key == "loss_type" and value in (*OBJECTIVES,):  # TRL's DPOTrainer has IPO by its loss_type
         cure = f"set objective: {value}, and leave loss_type out"
         return UserError(place, f"{shown(value)} is an objective of its own", cure)
