@@ -161,7 +161,7 @@ def test_the_first_rows_are_read_as_a_run_reads_them(check, rows, columns, rule,
     ("data", {"dataset_name": None, "train_file": CHATS, "validation_file": "held.jsonl"}, "there is no data file"),
     ("data", {"train_file": CHATS}, "both dataset_name and train_file are given"),
     ("data", {"dataset_name": None, "datasets": [{"train_file": CHATS}, {"train_file": CHATS}]}, "two sources are called"),
-    ("data", {"dataset_name": None, "datasets": [{"name": "a", "train_file": CHATS, "weight": 0.9}]}, "the weights 0.9 add up to"),
+    ("data", {"dataset_name": None, "datasets": [{"name": "a", "train_file": CHATS, "weight": 0.9}]}, "the weights 0.9 add up"),
     ("data", {"dataset_name": None, "datasets": [{"train_file": CHATS, "colums": {}}]}, "there is no such key"),
 ])  # fmt: skip
 def test_what_is_named_and_not_there_or_contradicts_itself(check, section, values, problem):
