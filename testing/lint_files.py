@@ -52,7 +52,7 @@ EXAMPLES = {
     "hostfile-colon": ({"hosts": "node1 slots=8\nnode2: slots=8\n"}, "hosts:2"),
     "hostfile-comment": ({"hosts": "node1 slots=8 # spare\n"}, "hosts:1"),
     "hostfile-slots": ({"hosts": "node1 slots=8\n\nnode2 slot=8\n"}, "hosts:3"),
-    "hostfile-duplicate": ({"hosts": "node1 slots=8\nnode1\tslots=4\n"}, "hosts:2"),
+    "hostfile-duplicate": ({"hosts": "node1 slots=8\nNode1\tslots=4\n"}, "hosts:2"),
     "hostfile-bom": ({"hosts": "\ufeffnode1 slots=8\n"}, "hosts:1"),
     "hostfile-name": ({"hosts": "node1 slots=8\nnode-[2-4] slots=8\n"}, "hosts:2"),
     "hostfile-empty": ({"hosts": "# none yet\n"}, "hosts"),

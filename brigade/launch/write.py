@@ -18,7 +18,7 @@ from ..errors import UserError
 from ..errors.console import counted, one_line
 from ..errors.tables import Fields, table
 from ..hosts.job import Job
-from ..train.data.sources import BUILT_IN
+from ..train.data.sources import BUILT_IN, each
 from ..train.host import files
 from ..train.host.hub import is_path
 from ..train.model import packaged
@@ -252,7 +252,8 @@ def secrets(job: Job) -> list[str]:
         model.model_name_or_path,
         model.tokenizer_name_or_path,
         model.adapter_name_or_path,
-        recipe.data.dataset_name,
+        model.processor_name_or_path,
+        *(source.dataset_name for source, _ in each(job.settings)),
         *other_models(recipe).values(),
     )
     from_hub = any(source not in (None, BUILT_IN, *packaged.MODELS) and not _is_here(source) for source in sources)

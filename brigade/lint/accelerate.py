@@ -60,6 +60,11 @@ def findings(document: Document, name: str) -> Iterator[Finding]:
         values = {"processes": processes, "machines": machines, "each": each}
         values |= {"fewer": each * machines or machines, "more": (each + 1) * machines}
         yield Finding.of("accelerate-processes", name, "num_processes", **values)
+    kind = document.get("distributed_type") or "NO"  # YAML reads a bare NO as false
+    if (processes or 1) > 1 and (kind == "NO" or (document.get("use_cpu") and kind != "MULTI_CPU")):
+        problem = f"{processes}, and accelerate starts one process under {'NO' if kind == 'NO' else 'use_cpu: true'}"
+        cure = "set distributed_type MULTI_GPU, FSDP or DEEPSPEED, without use_cpu; or num_processes 1"
+        yield Finding("accelerate-processes", name, "num_processes", problem, cure)
     replicate, shard = mesh(document) or (1, 1)
     sizes = mesh_sizes(sections(document)[2])
     others = math.prod(number(sizes, MESH_KEYS[axis]) or 1 for axis in ("tensor", "sequence", "stages"))

@@ -1,7 +1,6 @@
 """The files that lint looks at: which kind each is, by its content, and what is wrong with it by itself."""
 
 import functools
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -13,12 +12,14 @@ import yaml
 
 from ..errors import UserError, nearest
 from ..errors.findings import Finding
+from ..train.data.arrow_values import json_or
 from ..train.host.limits import CONFIG_BYTES
 from ..train.recipe import flags, remote_code
 from ..train.recipe.files import TWICE, find, is_directory, read_yaml
 from ..train.recipe.hostfile import parse_hostfile
+from ..train.recipe.mistakes import MEANINGS, OTHER_NAMES
 from ..train.recipe.program import NAMES_CODE, TASKS
-from ..train.recipe.schema import SECTIONS
+from ..train.recipe.schema import SECTION_OF, SECTIONS
 from ..train.strategy import accelerate_config, deepspeed_config
 from ..train.strategy.ds_keys import key_table
 from . import accelerate as launcher
@@ -26,6 +27,7 @@ from . import ds_config
 
 Kind = Literal["hostfile", "ds_config", "accelerate", "recipe", "env", "model", "broken"]
 _SLOTS = re.compile(r"^\s*[^#\s]\S*\s.*\bslots?\s*=", re.MULTILINE)
+_OUTSIDE = {*SECTION_OF, *OTHER_NAMES, *MEANINGS} - {*SECTIONS}
 _VARIABLE = re.compile(r"^\w+=")
 
 
@@ -138,18 +140,16 @@ def recognise(file_name: str, text: str) -> Kind | None:
         return "hostfile" if not is_yaml and "." not in file_name and (bare_names or not lines) else None
     keys = {str(key.value) for key, _ in tree.value}
     ours, theirs = keys & SECTIONS.keys(), keys & set(accelerate_config.KEYS["top_level"])
-    if ours or theirs:
-        return "recipe" if len(ours) >= len(theirs) else "accelerate"
+    flat = keys & _OUTSIDE - theirs  # of another tool's file, whose keys a recipe's reader names: two may be chance
+    if ours or theirs or len(flat) > 2:
+        return "recipe" if len(ours | flat) >= len(theirs) else "accelerate"
     return "recipe" if any(nearest(key, SECTIONS) for key in keys) else None
 
 
 def _kind_of_json(text: str) -> Kind | None:
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return "ds_config"  # a ds_config's reader says where it is broken
+    document = json_or(None, text)
     if not isinstance(document, dict) or not document:
-        return "ds_config"
+        return "ds_config"  # whose reader says where it is broken
     if "distributed_type" in document:
         return "accelerate"
     if "model_type" in document or "architectures" in document:

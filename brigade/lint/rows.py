@@ -102,9 +102,7 @@ def _of_file(name: str, settings: Settings, source: Source, key: str, rows: Rows
     chunk = next(rows.chunks(), None)
     if chunk is None:
         return
-    images = None
-    if data.images:
-        images = ImageReader(NO_RULES, folder_of_images(source.image_folder, chunk.where.source))
+    images = ImageReader(NO_RULES, folder_of_images(source.image_folder, chunk.where.source)) if data.images else None
     unread: dict[str, None] = {}
     for number, row in itertools.islice(chunk.rows(), FIRST):
         try:

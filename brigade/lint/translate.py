@@ -14,7 +14,7 @@ from ..errors.console import counted
 from ..errors.disk import writing
 from ..errors.tables import Document, Fields
 from ..train.recipe.files import read_yaml
-from ..train.recipe.mistakes import MEANINGS, RENAMED, cure_of, explain, nothing_like
+from ..train.recipe.mistakes import MEANINGS, RENAMED, complaints, cure_of, explain, nothing_like
 from ..train.recipe.schema import SECTION_OF, SECTIONS, Recipe
 
 
@@ -54,7 +54,9 @@ def translated(document: Document, path: Path) -> tuple[Fields, dict[str, str]]:
             left[name] = cure_of(name) or nothing_like(name)
         for key, own in (meant or {}).items():
             said = recipe[SECTION_OF[key]].setdefault(key, own)
-            if said != own:  # as lr and learning_rate
+            if said is None:  # a key that its file leaves empty
+                recipe[SECTION_OF[key]][key] = own
+            elif own is not None and said != own:  # as lr and learning_rate
                 left[name] = (
                     f"{shortened(str(value))}: {key} is {shortened(str(said))} by another key of the file; keep one"
                 )
@@ -86,9 +88,8 @@ def _valid(recipe: Fields, left: dict[str, str], path: Path) -> Fields:
             return recipe
         except ValidationError as error:
             told = explain(error, {}, path, recipe)
-            section, key, *_ = [*map(str, error.errors()[0]["loc"]), ""]
-            value = recipe.get(section, {}).pop(key, None)
-            if value is None:  # what is missing has to be written by hand
+            section, key, *_ = [*map(str, complaints(error)[0]["loc"]), ""]
+            if key not in recipe.get(section, {}):  # what is missing has to be written by hand
                 left[key or section] = f"{told.problem}: {told.cure}"
                 return recipe
-            left[key] = f"{shortened(str(value))}: {told.problem}; {told.cure}"
+            left[key] = f"{shortened(str(recipe[section].pop(key)))}: {told.problem}; {told.cure}"

@@ -251,6 +251,18 @@ def test_broken_accelerate_configs(pick, mistake, document):
     mistake(pick, cluster={"accelerate_config": document})
 
 
+@pytest.mark.parametrize("kind, section, reader", [
+    ("MULTI_GPU", "fsdp_config", "FSDP"), (False, "deepspeed_config", "DEEPSPEED"), ("FSDP", "deepspeed_config", "DEEPSPEED"),
+    ("DEEPSPEED", "fsdp_config", "FSDP"),
+])  # fmt: skip
+def test_the_section_of_another_type_is_refused_unless_it_is_empty(pick, mistake, kind, section, reader):
+    document = {"distributed_type": kind, "fsdp_config": {"fsdp_version": 2} if kind == "FSDP" else {}}
+    pick(cluster={"accelerate_config": document | {"deepspeed_config": {}}})
+    options = {"zero_stage": 3} if section == "deepspeed_config" else {"fsdp_version": 2}
+    message = mistake(pick, cluster={"accelerate_config": document | {section: options}})
+    assert section in message and f"set distributed_type {reader}" in message and "read" in message
+
+
 def test_a_variable_is_refused_where_nobody_replaces_it(pick, mistake):
     document = {"distributed_type": "MULTI_GPU", "num_machines": 1, "num_processes": "$WORLD_SIZE"}
     message = mistake(pick, cluster={"accelerate_config": document})

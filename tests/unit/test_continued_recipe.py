@@ -137,6 +137,17 @@ def test_adapters_in_place_of_a_model_are_gone_on_with(base):
     assert "adapter_config.json" in as_model.place("model_name_or_path")
 
 
+@pytest.mark.parametrize("words, taken", [
+    (["--tokenizer_name_or_path", "null"], True), ([], False),
+    (["--tokenizer_name_or_path", "null", "--add_tokens", "<a>"], False),
+])  # fmt: skip
+def test_adapters_in_place_of_a_model_bring_their_tokenizer_and_chat_template(damaged, words, taken):
+    folder = damaged()
+    assert settings_of(folder, "--tokenizer_name_or_path", "null").recipe.model.tokenizer_name_or_path is None
+    (folder / "tokenizer_config.json").write_text("{}")
+    assert (settings_of(folder, *words).recipe.model.tokenizer_name_or_path == str(folder)) is taken
+
+
 @pytest.mark.parametrize("record, named", [
     ("{model_name_or_path: smollm2-135m, from_scratch: false}", "smollm2-135m"),  # found on every host
     ("{model_name_or_path: recipes/tiny, from_scratch: false}", "/cache/models/of-a-file"),

@@ -168,6 +168,8 @@ def test_a_missing_key_is_named(refused):
     assert "training.global_batch_size" in refused(text)
     message = refused("model: {model_name_or_path: m}\ntraining: {global_batch_size: 3}\n")
     assert "data" in message and "missing" in message
+    message = refused(text.replace("max_steps", "globalbatch_size"))  # and not as missing alone
+    assert "globalbatch_size" in message and "did you mean 'global_batch_size'?" in message
 
 
 @pytest.mark.parametrize("text, line", [
@@ -211,7 +213,8 @@ def test_a_key_that_stands_twice_is_refused(write_recipe, mistake, text, line, w
     (["--recipe", "qwen3-8b"], "did you mean recipes/qwen3-8b/full.yaml?"),
     (["--rope_parameters", "{rope_type: yarn}"], "original_max_position_embeddings: TOKENS"),
  (["--max_steps"], "max_steps"), (["-x"], "-x"),
-    (["--recipe", "~nobody-here/x.yaml"], "~nobody"),
+    (["--recipe", "~nobody-here/x.yaml"], "~nobody"), (["--columns", "{mesages: a}"], "did you mean 'messages'?"),
+    (["--datasets", "[{train_file: a}, {train_file: b, weigth: 1}]"], "datasets.1.weigth"),
     (["--recipe", "x" * 300], "xxx"),
 ])  # fmt: skip
 def test_words_that_lead_nowhere(mistake, words, said):

@@ -152,6 +152,8 @@ def test_output_directory_is_the_one_of_the_run():
     ("recipes/tiny/full.yaml", ["--report_to", "swanlab"], ["SWANLAB_API_KEY"]),
     ("recipes/tiny/full.yaml", ["--dataset_name", "who/what"], ["HF_TOKEN"]),
     ("recipes/tiny/full.yaml", ["--dataset_name", "x" * 5000], ["HF_TOKEN"]),
+    ("recipes/tiny/full.yaml", ["--dataset_name", "null", "--datasets", "[{train_file: a.jsonl}, {dataset_name: who/what}]"],
+     ["HF_TOKEN"]),
     ("recipes/smollm2-81m/distill.yaml", [], []),  # its model is made here, and its teacher is a package
     ("recipes/smollm2-81m/distill.yaml", ["--teacher", "who/what"], ["HF_TOKEN"]),
     ("recipes/tiny/full.yaml", ["--model_name_or_path", "outputs/sft"], []),  # which a run before it leaves

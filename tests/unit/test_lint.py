@@ -160,8 +160,11 @@ def test_the_first_rows_are_read_as_a_run_reads_them(check, rows, columns, rule,
     ("data", {"dataset_name": None, "train_file": "${HOME}/a.jsonl"}, "nobody replaces ${HOME} in a recipe"),
     ("data", {"dataset_name": None, "train_file": CHATS, "validation_file": "held.jsonl"}, "there is no data file"),
     ("data", {"train_file": CHATS}, "both dataset_name and train_file are given"),
+    ("data", {"dataset_name": None, "datasets": [{"train_file": CHATS}, {"train_file": CHATS}]}, "two sources are called"),
+    ("data", {"dataset_name": None, "datasets": [{"name": "a", "train_file": CHATS, "weight": 0.9}]}, "the weights 0.9 add up"),
+    ("data", {"dataset_name": None, "datasets": [{"train_file": CHATS, "colums": {}}]}, "there is no such key"),
 ])  # fmt: skip
-def test_what_is_named_and_not_there(check, section, values, problem):
+def test_what_is_named_and_not_there_or_contradicts_itself(check, section, values, problem):
     report = check({"r.yaml": recipe(**{section: values})}, named=["r.yaml"])
     (error,) = (finding for finding in report.findings if finding.severity == "error")
     assert error.problem.startswith(problem)
@@ -210,6 +213,15 @@ def test_what_a_file_refers_to_is_linted_too(check):
     assert [report.where(f) for f in report.findings] == ["a.yaml:2: deepspeed_config.deepspeed_config_file"]
     report = check({"r.yaml": recipe(cluster={"ds_config": "hosts"})}, ["r.yaml"])
     assert names(report) == {"file-kind"} and "hosts is a hostfile" in report.findings[0].problem
+
+
+@pytest.mark.parametrize("config, found", [
+    ({"distributed_type": "NO"}, True), ({"distributed_type": "NO", "num_processes": 1}, False), ({"use_cpu": True}, True),
+    ({"distributed_type": "MULTI_CPU", "use_cpu": True}, False), ({"use_cpu": False}, False),
+], ids=str)  # fmt: skip
+def test_where_accelerate_starts_one_process_several_are_too_many(check, config, found):
+    report = check({"a.yaml": {"distributed_type": "MULTI_GPU", "num_processes": 2} | config})
+    assert ("accelerate-processes" in names(report)) is found and len(report.findings) == found
 
 
 @pytest.mark.parametrize("key, content", [

@@ -114,6 +114,10 @@ def test_a_thousand_hosts(check):
     ("a", "num_machines: 2", "accelerate"),
     ("env", "A=1\nB=2\n", "env"), ("my.deepspeed_env", "", "env"), ("README.md", "A text with slots and more.\n", None),
     ("compose.yaml", "services: {}\n", None),
+    ("axolotl.yaml", "base_model: a\nbf16: auto\nfp16:\nlora_r: 8\n", "recipe"),
+    ("trl.yaml", "model_name_or_path: a\nlearning_rate: 1e-4\nuse_peft: true\n", "recipe"),
+    ("k8s.yaml", "name: a\nseed: 1\n", None),
+    ("a.yaml", "mixed_precision: bf16\nnum_processes: 2\nfsdp_config: {}\n", "accelerate"),
 ])  # fmt: skip
 def test_kinds_are_told_by_content(name, text, kind):
     assert recognise(name, text) == kind

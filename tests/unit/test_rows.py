@@ -181,8 +181,9 @@ def test_json_that_a_schema_names_is_decoded(tmp_path, features):
         assert [row for row, _ in read(source)] == content
 
 
-def test_json_that_cannot_be_read_is_refused(tmp_path, mistake):
-    broken = pyarrow.ExtensionArray.from_storage(pyarrow.json_(), pyarrow.array(['{"a": 1}', "{"]))
+@pytest.mark.parametrize("text", ["{", '{"a": 1, "a": 2}'])
+def test_json_that_cannot_be_read_is_refused(tmp_path, mistake, text):
+    broken = pyarrow.ExtensionArray.from_storage(pyarrow.json_(), pyarrow.array(['{"a": 1}', text]))
     pyarrow.parquet.write_table(pyarrow.table({"x": broken}), tmp_path / "a.parquet")
     message = mistake(read, Parquet([tmp_path / "a.parquet"]))
     assert "a.parquet, row 2" in message and "column 'x' is JSON by its table's schema, and is not" in message
@@ -287,7 +288,8 @@ TURNS = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "c
 @pytest.mark.parametrize("ending", [".json", ".jsonl"])
 @pytest.mark.parametrize("text, content", [
     (json.dumps({"data": [ROW, ROW]}, indent=2), [ROW, ROW]), (json.dumps({"data": [TURNS]}), [TURNS]),
-    (json.dumps({"version": "1", "rows": [ROW]}, indent=1), [ROW]), (json.dumps({"type": "x", "instances": []}, indent=1), []),
+    (json.dumps({"version": "1", "tools": [], "rows": [ROW]}, indent=1), [ROW]),
+    (json.dumps({"type": "x", "instances": []}, indent=1), []),
     ('{"data": [\n' + json.dumps(ROW) + "\n]}\n", [ROW]), ("\ufeff\n" + json.dumps(TURNS, indent=4), [TURNS]),
     (json.dumps(ROW, indent=1) + "\n\n" + json.dumps(TURNS, indent=2) + "\n", [ROW, TURNS]),
     *[(json.dumps({split: [ROW], "version": [1]}), [ROW]) for split in ("test", "validation", "train")],
@@ -323,15 +325,19 @@ def test_json_of_one_object_a_line_is_read_as_such(load, tmp_path, mistake):
     assert "b.json is one JSON array" in mistake(origin, load, train_file=f"{tmp_path}/*.json")
 
 
-@pytest.mark.parametrize("document, names", [
+@pytest.mark.parametrize("document, said", [
     ({"train": [ROW], "test": [ROW]}, "'train' and 'test'"), ({"data": [ROW], "validation": [ROW]}, "'data' and 'validation'"),
     ({"train": [ROW], "valid": [], "test": [ROW]}, "'train' and 'valid' and 'test'"),
+    ({"system": "a", "data": [ROW]}, "'system' beside the rows under 'data'"), (ROW | {"data": [ROW]}, "'prompt' beside"),
+    ({"version": 1, "tools": [{"name": "f"}], "rows": [ROW]}, "'tools' beside the rows under 'rows', and it is read of a row"),
 ])  # fmt: skip
 @pytest.mark.parametrize("indent", [None, 1])
-def test_several_splits_in_one_document_are_refused(load, tmp_path, mistake, document, names, indent):
+def test_a_document_of_several_splits_or_with_more_than_rows_is_refused(
+    load, tmp_path, mistake, document, said, indent
+):
     (tmp_path / "a.json").write_text(json.dumps(document, indent=indent))
     message = mistake(lambda: read(origin(load, train_file=str(tmp_path / "a.json")).train))
-    assert f"{tmp_path / 'a.json'}" in message and names in message and "a file of its own" in message
+    assert f"{tmp_path / 'a.json'}" in message and said in message and "give each" in message
 
 
 def test_two_columns_or_keys_of_one_name_are_refused(tmp_path, mistake):

@@ -58,7 +58,7 @@ def ended(process, number=signal.SIGTERM):
     return process.communicate(timeout=20)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
 def test_before_the_first_step_it_ends_at_once(run, number):
     process = run("")
     said, told = ended(process, number)
@@ -128,7 +128,7 @@ def test_a_data_reader_ends_when_its_parent_says_so_and_not_when_all_are_signall
     """Slurm signals every process of a job: the step that goes on still needs its data."""
     process = run(PATIENT, FORKS)
     child = int(process.stdout.readline())
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
         os.kill(child, number)
     time.sleep(0.3)
     assert Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "S"

@@ -331,7 +331,7 @@ def test_urls_that_are_refused(words, problem, mistake):
     assert "secret" not in message
 
 
-@pytest.mark.parametrize("scheme, package", [("abfs", "adlfs"), ("nonesuch", "take s3://")])
+@pytest.mark.parametrize("scheme, package", [("abfs", "adlfs"), ("abfss", "adlfs"), ("nonesuch", "take s3://")])
 def test_a_scheme_without_its_package_names_it(scheme, package, mistake):
     assert package in mistake(storage.open_storage, f"{scheme}://bucket/one", "flag --output_dir")
 

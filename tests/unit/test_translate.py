@@ -75,6 +75,19 @@ def test_two_keys_of_one_meaning_that_differ_are_said(document, tmp_path):
     assert "lr" not in translated({"learning_rate": 1e-4, "lr": 1e-4}, tmp_path / "mine.yaml")[1]
 
 
+def test_empty_keys_hide_nothing_that_comes_after_them(tmp_path):
+    """Axolotl's examples leave many keys empty."""
+    empty = {"lora_target_modules": None, "fp16": None, "lora_model_dir": None}
+    document = AXOLOTL | empty | {"lora_target_linear": True, "bf16": "auto"}
+    made, left = translated(document, tmp_path / "mine.yaml")
+    assert made["model"]["lora_target_modules"] == "all-linear" and "datasets" not in made["data"]
+    assert left.keys() == {"datasets", "optim", "attn_implementation", "gradient_accumulation_steps", "fp16", "bf16"}
+    nested = {"model": {"_component_": "llama", "lora_rank": 64}, "optimizer": {"lr": 3e-4}, "system": "Be kind."}
+    made, left = translated(nested, tmp_path / "mine.yaml")
+    assert made["model"] == {"lora_r": 64} and "column system" in left["system"]
+    assert left.keys() == {"_component_", "optim", "system", "model_name_or_path"}
+
+
 def test_a_run_names_every_wrong_key_of_a_flat_file_at_once(tmp_path):
     theirs = tmp_path / "theirs.yaml"
     theirs.write_text(yaml.safe_dump(FACTORY))

@@ -1,7 +1,8 @@
-"""Rows of Arrow tables, as JSON would give them: what a schema calls JSON is decoded, and keys that Arrow has added are gone."""
+"""Values of rows, as JSON gives them: of Arrow tables what a schema calls JSON is decoded, without keys that Arrow has added."""
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ...errors.tables import Fields
@@ -11,6 +12,26 @@ if TYPE_CHECKING:
 
 Read = Callable[[Any], Any]
 HUGGINGFACE = b"huggingface"  # key of a schema's metadata: the features of the datasets library, as JSON
+
+
+def _with_single_keys(pairs: list[tuple[str, object]]) -> Fields:
+    """Return an object of JSON. Raises ValueError for a key that stands there twice and says different things."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        for key, value in pairs:
+            if made[key] != value:
+                raise ValueError(f"the key {key!r} twice in one object")
+    return made
+
+
+def json_or(otherwise: object, text: str | bytes) -> Any:
+    """Return the value of a text of JSON, or `otherwise` where it is none."""
+    with suppress(ValueError, RecursionError):
+        return json.loads(text)
+    return otherwise
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=_with_single_keys)  # of rows, and of JSON that stands in their texts
 
 
 def reader_of(schema: "pyarrow.Schema") -> Callable[[Fields], Fields]:
@@ -39,10 +60,9 @@ def reader_of(schema: "pyarrow.Schema") -> Callable[[Fields], Fields]:
 
 
 def _features(schema: "pyarrow.Schema") -> object:
-    try:
+    with suppress(ValueError, KeyError, TypeError):
         return json.loads((schema.metadata or {}).get(HUGGINGFACE, b"{}"))["info"]["features"]
-    except (ValueError, KeyError, TypeError):
-        return None
+    return None
 
 
 def _inner(feature: object, key: str) -> object:
@@ -77,7 +97,8 @@ def _reader(kind: "pyarrow.DataType", feature: object) -> Read | None:
 
 
 def _decode(value: object) -> object:
-    return json.loads(value) if isinstance(value, str | bytes) else value
+    text = value.decode() if isinstance(value, bytes) else value
+    return DECODER.decode(text) if isinstance(text, str) else text
 
 
 def _struct(value: Fields, inner: dict[str, Read | None]) -> Fields:

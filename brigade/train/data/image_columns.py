@@ -1,10 +1,10 @@
 """Which columns of a row hold its images, and which others seem to. Imports no torch."""
 
-import json
 from collections.abc import Iterator
 
 from ...errors import shown
 from ...errors.tables import Document
+from .arrow_values import json_or
 from .image_places import is_named_as_image
 from .images import BASE64
 from .keys import IMAGES, Row, says_nothing
@@ -28,7 +28,7 @@ def given(row: Row) -> tuple[str, list[object]]:
         return "", []
     value = row.get(there[0])
     if isinstance(value, str) and value.lstrip().startswith("["):  # a list, as CSV holds it
-        value = _list_of(value)
+        value = json_or(value, value)
     values = value if isinstance(value, list) else [value]
     bad = next((each for each in values if not _may_be_image(each)), values)
     if bad is not values:
@@ -82,14 +82,6 @@ def _looks_like_image(value: object) -> bool:
     if not isinstance(value, str):
         return False
     return BASE64.fullmatch(value) is not None or (" " not in value and is_named_as_image(value))
-
-
-def _list_of(text: str) -> object:
-    """Return the list that a text is in JSON, or the text."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 def _may_be_image(value: object) -> bool:

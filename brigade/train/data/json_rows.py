@@ -6,29 +6,19 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, get_args
 
 from ...errors import UserError
 from ..host.limits import DOCUMENT_BYTES, ROW_BYTES, gib
+from ..recipe.value_types import Column
 from . import rows
+from .arrow_values import DECODER, json_or
+from .keys import says_nothing
 from .rows import NEWLINE, BadRow, Chunk, Files, Row, Where
 
 # Keys under which an object holds all rows of a file, or those of a split.
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval", "heldout")
 WRAPPERS = ("data", "rows", "examples", "samples", "instances", *SPLITS)
-
-
-def _with_single_keys(pairs: list[tuple[str, object]]) -> Row:
-    """Return an object of JSON. Raises ValueError for a key that stands there twice and says different things."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        for key, value in pairs:
-            if made[key] != value:
-                raise ValueError(f"the key {key!r} twice in one object")
-    return made
-
-
-DECODER = json.JSONDecoder(object_pairs_hook=_with_single_keys)
 
 
 class JsonLines(Files):
@@ -174,7 +164,7 @@ def _after_blanks(text: str, at: int) -> int:
 
 def _wrapped(document: object, path: Path) -> list[Row] | None:
     """Return the rows of an object that holds all of them under one key, or None for an object that is a row itself. Raises
-    UserError for one that holds those of several splits."""
+    UserError for one that holds those of several splits, and for one that says beside the rows what is read of a row only."""
     if not isinstance(document, dict):
         return None
     lists = {key: value for key, value in document.items() if key in WRAPPERS and isinstance(value, list)}
@@ -183,7 +173,14 @@ def _wrapped(document: object, path: Path) -> list[Row] | None:
     if len(lists) > 1 and not lists.keys().isdisjoint(SPLITS):
         names = " and ".join(map(repr, lists))
         raise UserError(str(path), f"one object with several lists of rows: {names}", "give each a file of its own")
-    return next(iter(lists.values())) if len(lists) == 1 else None
+    if len(lists) != 1:
+        return None
+    ((key, inside),) = lists.items()
+    beside = next((name for name in get_args(Column) if not says_nothing(document.get(name))), None)
+    if beside:
+        problem = f"{beside!r} beside the rows under {key!r}, and it is read of a row only"
+        raise UserError(str(path), problem, f"give each row its own {beside!r}, or remove it")
+    return inside
 
 
 def is_document(path: Path) -> bool:
@@ -194,21 +191,13 @@ def is_document(path: Path) -> bool:
         return True
     if not first.startswith(b"{"):
         return False
-    document = _decoded(first)
+    document = json_or(None, first)
     if document is not None:
         return not others and _wrapped(document, path) is not None
-    return bool(others) and any(not isinstance(_decoded(line), dict) for line in others)
+    return bool(others) and any(not isinstance(json_or(None, line), dict) for line in others)
 
 
 def _first_lines(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while line := file.readline(ROW_BYTES):  # of a document in one line, the beginning is enough
             yield line
-
-
-def _decoded(line: bytes) -> object:
-    """Return the value of a line of JSON, or None where it is none."""
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None

@@ -1,14 +1,17 @@
 """Chats in one form: roles, contents, tool calls whose arguments are objects, and which turns are learned."""
 
 import ast
+import functools
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from typing import Any
 
 from ...errors import shown
 from ...errors.tables import Fields
 from . import image_places, keys
+from .arrow_values import DECODER
 from .row_images import TYPES, RowImages
 from .rows import BadRow, Message, not_text
 from .tool_calls import calls_of, from_json, one_of
@@ -56,8 +59,8 @@ _CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 
 
 def check_order(messages: list[Message]) -> None:
-    """Raise BadRow for turns that do not alternate, and for a chat without an assistant's turn."""
-    before = ""
+    """Raise BadRow for turns that do not alternate, results in another order than their calls, and a chat without an answer."""
+    before, asked, places = "", list[object](), list[int]()
     for number, message in enumerate(messages, 1):
         role = message["role"]
         if role in ("system", "developer"):
@@ -69,6 +72,13 @@ def check_order(messages: list[Message]) -> None:
             problem = f"roles do not alternate: message {number} is {role!r} after {start!r}"
             raise BadRow(problem, f"after {start} comes {then}: join or drop turns")
         before = role
+        if role == "assistant":
+            asked, places = [call["id"] for call in message.get("tool_calls", ()) if "id" in call], []
+        elif message.get("tool_call_id") in asked:
+            places.append(asked.index(message.get("tool_call_id")))
+            if places != sorted(places):
+                problem = f"message {number} is the result of an earlier call than the one before it (tool_call_id)"
+                raise BadRow(problem, "give results in the order of their calls")  # most templates write no ids
     if not any(message["role"] == "assistant" for message in messages):
         raise BadRow("a dialogue without an assistant turn, so nothing is supervised", NO_ANSWER)
 
@@ -133,10 +143,9 @@ def turns_from_text(value: object, called: str = "messages") -> Any:
 
 def _is_list_of_turns(text: str) -> bool:
     """Whether a content spells a list of turns. It may well be what was asked for."""
-    try:
+    with suppress(BadRow):
         return not isinstance(turns_from_text(text), str)
-    except BadRow:
-        return True
+    return True
 
 
 def _turns_within(value: Fields, called: str) -> Any:
@@ -168,24 +177,19 @@ def _parts_from_text(text: str) -> list[Fields] | str:
 
 def _read_list(text: str) -> Any:
     """Return the value of a text of JSON, of JSON in a text, or of a repr; None where it is none of them."""
-    try:
-        value = json.loads(text)
-        return _read_list(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):
-        pass
-    try:
-        value = json.loads(_PYTHON.sub(_json_of, text))
-        return _read_list(value) if isinstance(value, str) else value
-    except (ValueError, SyntaxError, RecursionError):
-        return None
+    spellings: tuple[Callable[[str], str], ...] = (str, functools.partial(_PYTHON.sub, _json_of))
+    for spell in spellings:
+        with suppress(ValueError, SyntaxError, RecursionError):
+            value = DECODER.decode(spell(text))
+            return _read_list(value) if isinstance(value, str) else value
+    return None
 
 
 def _read_lines(text: str) -> list[object] | None:
     """Return the values of a text of JSON, one a line; None where it is none."""
-    try:
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (ValueError, RecursionError):
-        return None
+    with suppress(ValueError, RecursionError):
+        return [DECODER.decode(line) for line in text.splitlines() if line.strip()]
+    return None
 
 
 def _json_of(found: re.Match[str]) -> str:
@@ -196,11 +200,9 @@ def _json_of(found: re.Match[str]) -> str:
 
 def _is_json_and_more(text: str) -> bool:
     """Whether a text begins with a whole value of JSON, behind which it goes on: an answer that speaks of it."""
-    try:
-        json.JSONDecoder().raw_decode(text.lstrip())
-    except (ValueError, RecursionError):
-        return False
-    return True
+    with suppress(ValueError, RecursionError):
+        return bool(DECODER.raw_decode(text.lstrip()))
+    return False
 
 
 def _are_turns(value: object, roles: Collection[str] = ROLES) -> bool:

@@ -1,12 +1,12 @@
 """A row as text of which a part is supervised: chats through their template, pairs of prompt and completion, and texts."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ...errors import shown
+from .arrow_values import json_or
 from .images import ImageReader, ImageSource
 from .keys import PAIRS, WEIGHT, Columns, Row, blank, names_of, says_nothing
 from .marks import AS_SAMPLE
@@ -249,10 +249,7 @@ def _texts_within(*spelled: str) -> int:
     """Return how many texts each of these texts holds, as lists in JSON; 0 where one is no such list, or they are not alike."""
     counts = set[int]()
     for text in spelled:
-        try:
-            value = json.loads(text) if text.startswith('["') else None
-        except ValueError:
-            value = None
+        value = json_or(None, text) if text.startswith('["') else None
         counts.add(len(value) if value and all(isinstance(each, str) for each in value) else 0)
     return counts.pop() if len(counts) == 1 else 0
 

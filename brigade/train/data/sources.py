@@ -34,32 +34,40 @@ class Origin:
 
 
 def open_origins(settings: Settings) -> list[Origin]:
-    """Open the sources of a recipe. Raises UserError where there are none or they contradict each other, and for weights that
-    do not add up to 1."""
+    """Open the sources of a recipe. Raises UserError as check_together does, and where one cannot be opened."""
+    check_together(settings)
+    return [_origin(settings, source, place) for source, place in each(settings)]
+
+
+def check_together(settings: Settings) -> None:
+    """Raise UserError where sources contradict each other or what stands beside them, and for weights that do not add up to 1."""
     data, place = settings.recipe.data, settings.place("datasets")
-    if data.datasets is None:
-        return [_origin(settings, data, "")]
-    if data.dataset_name or data.train_file:
+    several = data.datasets or []
+    if several and (data.dataset_name or data.train_file):
         problem = "both datasets and dataset_name or train_file are given"
         raise UserError(place, problem, "list every source in datasets")
-    weights = [source.weight for source in data.datasets if source.weight is not None]
-    if weights and len(weights) < len(data.datasets):
-        problem = f"{len(data.datasets) - len(weights)} of {len(data.datasets)} sources have no weight"
+    weights = [source.weight for source in several if source.weight is not None]
+    if weights and len(weights) < len(several):
+        problem = f"{len(several) - len(weights)} of {len(several)} sources have no weight"
         raise UserError(place, problem, "give every source a weight, or none")
     if weights and abs(sum(weights) - 1) > 1e-6:
         problem = f"the weights {', '.join(map(str, weights))} add up to {sum(weights):g}, not 1"
         raise UserError(place, problem, f"divide each by {sum(weights):g}")
-    origins = [_origin(settings, source, f"[{i}]") for i, source in enumerate(data.datasets)]
-    names = [origin.name for origin in origins]
+    names = [_name_of(source) for source in several]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
         raise UserError(place, f"two sources are called {twice!r}", "give each a `name` of its own")
-    return origins
+
+
+def _name_of(source: Source) -> str:
+    named = source.name if isinstance(source, WeightedSource) else None
+    return named or Path(source.train_file or str(source.dataset_name)).stem.replace("*", "") or "data"
 
 
 def check_files(settings: Settings) -> None:
     """Raise UserError for files of a recipe's sources that are not there, or contradict each other. What lies in object storage
     is not looked for."""
+    check_together(settings)
     for source, place in each(settings):
         if not any(map(is_remote, (source.train_file, source.validation_file))):
             _files(source, place)
@@ -124,17 +132,14 @@ def _files(source: Source, place: Callable[[str], str]) -> tuple[Rows | None, Ro
     return files_of(source.train_file, place("train_file")) if source.train_file else None, heldout
 
 
-def _origin(settings: Settings, source: Source, index: str) -> Origin:
-    place = _places(settings, index)
+def _origin(settings: Settings, source: Source, place: Callable[[str], str]) -> Origin:
     train, heldout = _files(source, place)
     if train is None:
         train, own = _from_datasets(source, place, settings.recipe.data.streaming)
         heldout = heldout or own
-    stem = Path(source.train_file or str(source.dataset_name)).stem.replace("*", "") or "data"
-    name = (source.name if isinstance(source, WeightedSource) else None) or stem
     weight = source.weight if isinstance(source, WeightedSource) else None
     columns: Columns = dict(source.columns)  # type: ignore[arg-type]
-    return Origin(name, train, heldout, columns, weight, source.image_folder)
+    return Origin(_name_of(source), train, heldout, columns, weight, source.image_folder)
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------
@@ -166,7 +171,12 @@ def _from_datasets(source: Source, place: Callable[[str], str], streaming: bool)
     name, config, revision = str(source.dataset_name), source.dataset_config_name, source.dataset_revision
     if revision and Path(name).is_dir():
         raise UserError(place("dataset_revision"), f"{name!r} is a directory, which has no revisions", "remove it")
-    refuse_lfs_pointers(Path(name).rglob("*") if Path(name).is_dir() else ())
+    inside = list(Path(name).rglob("*")) if Path(name).is_dir() else []
+    refuse_lfs_pointers(inside)
+    kinds = sorted({path.suffix for path in inside} & {".csv", ".jsonl", ".parquet"})
+    if len(kinds) > 1 and not (Path(name) / "README.md").is_file():  # which may say what is read
+        problem = f"{name!r} holds {' and '.join(kinds)}, and the datasets library reads one kind of a directory"
+        raise UserError(place("dataset_name"), problem, "name each kind as a source of its own: datasets, train_file")
     try:
         splits, commit = _load(name, config, revision, streaming)
     except Exception as error:  # the library raises its own, OSErrors and HTTP errors alike

@@ -272,9 +272,9 @@ class Stream:
         # Signals are for this process: the new one inherits the mask, so that no moment passes without it, as one would with a
         # handler. Starting multiprocessing's tracker would clear it again (resource_tracker.py: _IGNORED_SIGNALS).
         resource_tracker.ensure_running()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1})
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP})
         self._process.start()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         (self.folder / "pid").write_text(str(self._process.pid))  # here: it may die before it does anything
 
     def close(self) -> None:

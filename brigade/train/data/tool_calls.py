@@ -6,6 +6,7 @@ from typing import Any
 
 from ...errors import first_line, shown
 from ...errors.tables import Document, Fields
+from .arrow_values import DECODER
 from .keys import says_nothing
 from .rows import BadRow, Tools
 
@@ -140,7 +141,7 @@ def holds_null(value: object) -> bool:
 def from_json(value: object, called: str) -> Any:
     """Return a value that may be JSON in a text. Raises BadRow, naming what it is `called`, where the text is no JSON."""
     try:
-        return json.loads(value) if isinstance(value, str) else value
+        return DECODER.decode(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)[:80]
         raise BadRow(f"{called} are not JSON: {reason}", "fix them") from None

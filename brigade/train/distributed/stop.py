@@ -1,5 +1,5 @@
-"""Ctrl-C, SIGTERM, SIGUSR1 and a file `stop` in the output directory stop a training run: while it trains, all ranks finish the
-step and save a checkpoint (watch/stopping.py); before that, or at a second signal, the process ends at once. No tracebacks.
+"""Ctrl-C, SIGTERM, SIGUSR1, SIGHUP and a file `stop` in the output directory stop a training run: while it trains, all ranks end
+their step and save a checkpoint (watch/stopping.py); before that, or at a second signal, the process ends at once. No tracebacks.
 """
 
 import atexit
@@ -19,7 +19,7 @@ from pathlib import Path
 from ...errors import UserError
 from .supervised import Agent
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # the last: the terminal is gone
 FILE = "stop"  # in the output directory; it is removed when it has been obeyed
 LONGEST = 86400.0  # seconds: who has nobody to wait for may finish a step of any length
 SAVES = 120.0  # seconds that ranks have to save a checkpoint, where they have not measured it
@@ -197,7 +197,7 @@ def leave_it_to_the_parent() -> None:
     Slurm
     does: the parent needs it until the step is finished."""
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGINT, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     threading.Thread(target=_wait_for_the_parent, args=(os.getppid(),), daemon=True).start()

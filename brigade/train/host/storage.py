@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 CONNECT, SILENCE = 10.0, 60.0  # seconds without a connection, and without a byte
-_PACKAGES = {"abfs": "adlfs", "abfss": "adlfs", "az": "adlfs", "oci": "ocifs", "oss": "ossfs"}
+# With an s for TLS, too.
+_PACKAGES = {"abfs": "adlfs", "az": "adlfs", "http": "aiohttp", "oci": "ocifs", "oss": "ossfs"}
 _BLOCK = 16 * 2**20
 _OF_AWS = re.compile(r"^(?:When .*: )?AWS Error (\S+(?: \(HTTP status \d+\))?) during (\w+) operation.*")
 
@@ -251,7 +252,7 @@ def open_storage(url: str, place: str) -> Storage:
     try:
         return kind(url)
     except ImportError:
-        package = _PACKAGES.get(scheme, "the package that fsspec names for it")
+        package = _PACKAGES.get(scheme) or _PACKAGES.get(scheme.removesuffix("s"), "what fsspec names for it")
         problem = f"{scheme}:// needs {package}, which is not installed"
         raise UserError(place, problem, f"pip install {package} -c constraints.txt, on every host", "host") from None
     except ValueError as error:  # fsspec knows no such scheme

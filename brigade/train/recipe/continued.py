@@ -54,8 +54,8 @@ _RANDOM = (True, False, "gaussian", "orthogonal")
 
 
 def take_from_model(settings: Settings) -> Settings:
-    """Return the settings with the base as model, and its adapters as those to go on with, where adapters are trained and
-    `model_name_or_path` is a directory of some, as an earlier run has left it; else as they are.
+    """Return the settings with the base as model, its adapters as those to go on with, and the tokenizer beside these, where
+    adapters are trained and `model_name_or_path` is a directory of some, as an earlier run has left it; else as they are.
 
     Raises UserError where all weights are to be trained, other adapters are named too, or these name no base.
     """
@@ -78,6 +78,8 @@ def take_from_model(settings: Settings) -> Settings:
         raise UserError(settings.place("revision"), problem, "leave it out (--revision null): the adapters decide it")
     sources = settings.sources | {MODEL_KEY: base_place, "revision": f"{folder / FILE}: revision", KEY: place}
     taken = settings.with_model(model_name_or_path=base, revision=revision, adapter_name_or_path=name)
+    if not (model.tokenizer_name_or_path or model.adds_tokens) and (folder / "tokenizer_config.json").is_file():
+        taken = taken.with_model(tokenizer_name_or_path=name)  # with the chat template that the adapters have learned
     return replace(taken, sources=sources)
 
 

@@ -47,7 +47,7 @@ def parse_hostfile(text: str, name: str) -> tuple[dict[str, int], list[Finding]]
             findings.append(_broken(line, name, number))
         elif not _NAME.fullmatch(match[1]):
             findings.append(_no_name(line, match[1], name, number))
-        elif match[1] in hosts:
+        elif match[1].lower() in map(str.lower, hosts):  # as names are to DNS and ssh
             problem = f"host {match[1]!r} stands here twice"
             findings.append(Finding("hostfile-duplicate", name, number, problem, "keep one line per host"))
         else:

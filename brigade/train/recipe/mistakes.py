@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 from ...errors import LIKELY, UserError, did_you_mean, nearest, shortened, shown
 from ...errors.tables import Document, table
+from .data_section import WeightedSource
 from .objectives import OBJECTIVES
 from .schema import BY_MEMORY, BY_PROOF, SECTION_OF, SECTIONS
 
@@ -88,12 +89,22 @@ def cure_of(name: str) -> str | None:
     return "it is called ds_config, and belongs under cluster:" if name == "deepspeed" else OTHER_NAMES.get(name)
 
 
+def complaints(error: ValidationError) -> list[ErrorDetails]:
+    """What pydantic says of a recipe, with what is missing last: it may stand there under nearly its name."""
+    return sorted(error.errors(), key=lambda one: one["type"] == "missing")
+
+
 def explain(error: ValidationError, sources: dict[str, str], path: Path, document: Document) -> UserError:
     """The first of pydantic's complaints about a recipe's document, in our words. sources: as in settings.Settings"""
-    first, *others = error.errors()
+    first, *others = complaints(error)
     section, key, *_ = [*map(str, first["loc"]), ""]
     dotted = f"{section}.{key}" if key else section
     place = sources.get(key) or f"{path}: {dotted}"
+    inner = [str(part) for part in first["loc"][2:] if part != "[key]"]
+    is_name = (first["type"], first["loc"][-1]) == ("literal_error", "[key]")  # of a column, in `columns`
+    if inner and (is_name or first["type"] == "extra_forbidden"):
+        known = re.findall("'([^']*)'", first.get("ctx", {}).get("expected", "")) or WeightedSource.model_fields
+        return UserError(".".join([place, *inner]), _absent(inner[-1], "key"), did_you_mean(inner[-1], known))
     if first["type"] == "extra_forbidden":
         unknown = [str(one["loc"][1]) for one in (first, *others) if one["type"] == "extra_forbidden"]
         if len(unknown) > 1:

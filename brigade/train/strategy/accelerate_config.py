@@ -164,6 +164,10 @@ def findings(document: Document, name: str) -> Iterator[Finding]:
         yield from _fsdp_findings(fsdp, name)
     yield from _mesh_findings(mesh, name)
     yield from unread(document, name)
+    for section, options, reader in zip(SECTIONS, (zero, fsdp), ("DEEPSPEED", "FSDP"), strict=False):
+        if options and kind in _TYPES and kind != reader:
+            use = f"set distributed_type {reader}, or remove the section: {kind} reads none of it"
+            yield Finding.of("accelerate-unread", name, section, value=shown(options), use=use)
 
 
 def unread(document: Document, name: str) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from benchmarks.peer_keys import CASES, PREFERENCES
 from brigade.train.data.chat_template import ChatTemplates
 from brigade.train.data.encode import Encoder, LoadedEncoder
 from brigade.train.data.layout import TEMPLATES
-from brigade.train.data.messages import turns
+from brigade.train.data.messages import check_order, turns
 from brigade.train.data.rows import BadRow, RowChunk
 from brigade.train.data.tool_calls import tool_definitions
 
@@ -74,7 +74,9 @@ def test_a_call_without_arguments(call):
     ({"name": "f", "arguments": '{"x": -Infinity}'}, "hold what JSON cannot say: Out of range float"),
     ({"name": "f", "arguments": {"x": datetime.date(2024, 5, 1)}}, "cannot say: Object of type date"),
     ({"name": "f", "arguments": [1]}, "are [1], not an object"), ({"name": "f", "input": "5"}, "are 5, not an object"),
-    ({"name": "f", "arguments": "{'x': 1}"}, "are not JSON"), ({"name": 3}, "without a function's name"),
+    ({"name": "f", "arguments": "{'x': 1}"}, "are not JSON"),
+    ({"name": "f", "arguments": '{"x": {"y": 1, "y": 2}}'}, "are not JSON: the key 'y' twice in one object"),
+    ({"name": 3}, "without a function's name"),
     (3, "without a function's name"), ({"name": "f", "kwargs": {"x": 1}}, "has no arguments, and 'kwargs', which is not read"),
     ({"name": "f", "arguments": None, "params": '{"x": 1}'}, "'params'"),
     ({"function": {"name": "f", "inputs": {"x": 1}}}, "'inputs'"),
@@ -123,6 +125,23 @@ def test_the_key_that_says_something_is_read(message, content):
 ], ids=str)  # fmt: skip
 def test_messages_that_contradict_themselves_are_refused(message, said):
     assert said in refusal(read, message)
+
+
+@pytest.mark.parametrize("calls, results, told", [
+    (["a", "b"], ["b", "a"], True), (["a", "b"], ["a", "b"], False), (["a", "b"], ["b"], False), (["a", "b"], ["x", "a"], False),
+    (["a", "a"], ["a", "a"], False), ([None, "b"], ["b", None], False), ([None, None], [None, None], False),
+])  # fmt: skip
+def test_results_stand_in_the_order_of_their_calls(calls, results, told):
+    """Most templates write no ids: the model would read the one result as the other's."""
+    asked = answer(content=None, tool_calls=[{"id": name, "function": {"name": "f"}} for name in calls])
+    given = [{"role": "tool", "content": "r", "tool_call_id": name} for name in results]
+    whole = turns(
+        [QUESTION, asked, *given, answer(content="x"), QUESTION, asked, *given[:1]], set()
+    )  # places of their own
+    if told:
+        assert "message 4 is the result of an earlier call" in refusal(check_order, whole)
+    else:
+        check_order(whole)
 
 
 def test_a_name_in_from_is_counted():

@@ -48,7 +48,8 @@ def test_answers_may_be_other_json(value):
     assert turns_from_text(value) == value
 
 
-CUT = (json.dumps(CHAT)[:-9], repr(CHAT)[:-9], repr(CHAT).replace("Paris", "'Paris"), repr(CHAT)[:-1] + " ...]")
+TWICE = '[{"role": "user", "content": "x"}, {"role": "assistant", "content": "a", "content": "b"}]'
+CUT = (TWICE, json.dumps(CHAT)[:-9], repr(CHAT)[:-9], repr(CHAT).replace("Paris", "'Paris"), repr(CHAT)[:-1] + " ...]")
 
 
 @pytest.mark.parametrize("text, said", [
