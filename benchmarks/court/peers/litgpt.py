@@ -34,7 +34,7 @@ WITHOUT |= dict.fromkeys(("ddp", "zero2", "zero3", "lora-zero3"), "it finetunes 
 WITHOUT |= {
     "packing": "it packs in pretraining alone",
     "image": "its models read text alone",
-    "mtp": "it has no such model",
+    "mtp": "its conversion knows no DeepSeek-V3",
 }
 NAMES = {"smollm2": "SmolLM2-135M-Instruct"}
 PEFT = {
@@ -66,7 +66,7 @@ def _row(row: record.Job) -> dict[str, str]:
 
 def checkpoint_of(job: record.Job, config: record.Job) -> Path:
     """Convert a job's model, as `litgpt convert_to_litgpt` does; a tiny one first gets `config` among those that LitGPT knows."""
-    folder = Path(f"{job['result']}.model") / NAMES.get(job["model"], job["model"])
+    folder = Path(f"{job['result']}.{record.RANK}.model") / NAMES.get(job["model"], job["model"])
     shutil.copytree(job["model_path"], folder, dirs_exist_ok=True)
     name_to_config.setdefault(folder.name, config | {"name": folder.name})
     convert_hf_checkpoint(folder)
@@ -107,11 +107,14 @@ def answer(job: record.Job) -> str:
 
         def said(_: Any, metrics: Any, step: Any = None) -> None:
             if "iter" in metrics and metrics["iter"] % job["accumulation"] == 0:
-                loop.log.append({"step": metrics["step"], "loss": metrics["loss"], "grad_norm": loop.norm})
+                loss = torch.tensor(metrics["loss"] / job["ranks"])  # of each rank it logs its own
+                if job["ranks"] > 1:
+                    torch.distributed.all_reduce(loss)
+                loop.log.append({"step": metrics["step"], "loss": float(loss), "grad_norm": loop.norm})
 
         def fitted(**named: Any) -> Any:
             if job["lora"]:
-                loop.adapters = record.write_adapters(job, by_peft_names(named["model"].state_dict()))
+                loop.adapters = record.write_adapters(job, by_peft_names(record.whole(named["model"].module)))
             return fit(**named)
 
         def loaded(data: Any) -> Any:
@@ -129,12 +132,13 @@ def answer(job: record.Job) -> str:
         patches.callback(register_optimizer_step_pre_hook(loop.measure).remove)
         main()
     saved = Path(job["output"]) / "saved"
-    convert_lit_checkpoint(Path(job["output"]) / "final", saved)
-    shutil.copy(checkpoint / "config.json", saved)
-    save_file(torch.load(saved / "model.pth"), saved / "model.safetensors", {"format": "pt"})
-    if job["lora"]:
-        adapters = torch.load(Path(job["output"]) / "final/lit_model.pth.lora")["model"]
-        save_file(by_peft_names(adapters), saved / "adapter_model.safetensors")
+    if record.RANK == 0:
+        convert_lit_checkpoint(Path(job["output"]) / "final", saved)
+        shutil.copy(checkpoint / "config.json", saved)
+        save_file(torch.load(saved / "model.pth"), saved / "model.safetensors", {"format": "pt"})
+        if job["lora"]:
+            adapters = torch.load(Path(job["output"]) / "final/lit_model.pth.lora")["model"]
+            save_file(by_peft_names(adapters), saved / "adapter_model.safetensors")
     return str(saved)
 
 

@@ -187,7 +187,8 @@ class Loop:
     def measure(self, optimizer: Any, *_: Any) -> None:
         """Take the norm, as torch.optim.optimizer.register_optimizer_step_pre_hook lets it."""
         gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
-        self.norm = float(torch.nn.utils.get_total_norm(gradients))
+        norm: Any = torch.nn.utils.get_total_norm(gradients)
+        self.norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
     def record(self) -> Job:
         each = self.job["accumulation"]
