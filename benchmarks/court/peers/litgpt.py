@@ -66,7 +66,7 @@ def _row(row: record.Job) -> dict[str, str]:
 
 def checkpoint_of(job: record.Job, config: record.Job) -> Path:
     """Convert a job's model, as `litgpt convert_to_litgpt` does; a tiny one first gets `config` among those that LitGPT knows."""
-    folder = Path(f"{job['result']}.{record.RANK}.model") / NAMES.get(job["model"], job["model"])
+    folder = Path(f"{job['result']}.{record.RANK}.model") / str(NAMES.get(job["model"], job["model"]))
     shutil.copytree(job["model_path"], folder, dirs_exist_ok=True)
     name_to_config.setdefault(folder.name, config | {"name": folder.name})
     convert_hf_checkpoint(folder)
