@@ -1,5 +1,6 @@
 """What a trainer did, beside the oracle: equal, other by definition, wrong, refused, or failed."""
 
+import functools
 import itertools
 import json
 import math
@@ -37,27 +38,19 @@ def judge(question: Question, job: Result, results: list[Result]) -> Verdict:
         for result in results:
             if key in result:
                 return Verdict(kind, result[key].strip())
-    path, rows = Path(job["model_path"]), plain.read_rows(Path(job["file"]))
-    log = whole_log(results[0]["records"])
+    path, rows, folder = Path(job["model_path"]), plain.read_rows(Path(job["file"])), Path(job["file"]).parent
+    compared = functools.partial(_of_run, question, whole_log(results[0]["records"]), results[0].get("saved"))
     if question.kind in ("dpo", "kto", "orpo"):
-        return _of_run(
-            question, log, results[0].get("saved"), lambda _: plain.prefer(question, path, rows), ("tokens",)
-        )
+        return compared(lambda _: plain.prefer(question, path, rows), ("tokens",))
     steps = steps_of(question, results)
     if question.kind == "image":
-        folder = Path(job["file"]).parent
         read = reading(question, plain.seen(path, rows, folder), steps, path)
-        trained = _of_run(
-            question, log, results[0].get("saved"), lambda _: plain.see(question, path, rows, folder), ("tokens",)
-        )
+        trained = compared(lambda _: plain.see(question, path, rows, folder), ("tokens",))
         return trained if read.kind == EQUAL else read._replace(differences=trained.differences)
 
-    expected = plain.samples(question, rows, path)
-    read = reading(question, expected, steps, path)
+    read = reading(question, plain.samples(question, rows, path), steps, path)
     adapters = _adapters(results[0]) if question.lora else None
-    trained = _of_run(
-        question, log, results[0].get("saved"), lambda means: plain.train(question, path, steps, means, adapters)
-    )
+    trained = compared(lambda means: plain.train(question, path, steps, means, adapters))
     if question.keeps and (gone := _gone(path, Path(str(results[0]["saved"])))):
         trained = Verdict(WRONG, f"what is saved has no {gone}", trained.differences)
     kinds = [kind for kind in (WRONG, OTHER) if kind in (read.kind, trained.kind)]

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader
 
 from benchmarks.court import jobs, verdicts
 from benchmarks.court.peers import record
@@ -88,6 +90,26 @@ def test_the_court_tells_a_newline_at_the_end_from_other_tokens(answers):
 def test_names_of_trained_tensors_are_those_without_wrappers():
     model = torch.nn.ModuleDict({"layer": torch.nn.ModuleDict({"_checkpoint_wrapped_module": torch.nn.Linear(2, 2)})})
     assert list(record.whole(model)) == ["layer.weight", "layer.bias"]
+
+
+def test_a_loop_that_is_continued_leaves_out_what_it_only_reads_again():
+    job = {"accumulation": 2, "dies_after": 1, "died": True, "records": []}
+    loader = DataLoader([5, 6, 7, 0], batch_size=1, collate_fn=lambda rows: torch.tensor([[3, 4, *rows]]))
+    with record.loop(job) as loop:
+        loop.watch(loader, lambda tokens: record.padded(tokens, torch.where(tokens == 0, -100, tokens), padding=0))
+        assert len(list(loader)) == 4
+    last = [{"ids": [3, 4, 7], "labels": [-100, 4, 7]}], [{"ids": [3, 4], "labels": [-100, 4]}]
+    assert job["records"] == [{"steps": [list(last)], "log": []}]
+
+
+def test_the_norm_of_a_loop_is_that_of_all_gradients_before_the_step():
+    weights = [torch.nn.Parameter(torch.tensor([1.0])), torch.nn.Parameter(torch.tensor([1.0]))]
+    optimizer = torch.optim.SGD(weights, lr=1.0)
+    loop = record.Loop({})
+    with register_optimizer_step_pre_hook(loop.measure):
+        (3 * weights[0] + 4 * weights[1]).sum().backward()
+        optimizer.step()
+    assert loop.norm == 5.0
 
 
 def test_the_court_sees_a_row_that_is_left_out_and_one_that_comes_twice(answers):

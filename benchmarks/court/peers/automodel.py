@@ -1,15 +1,13 @@
 """NeMo Automodel, by what `automodel FILE` runs in each process, with its ChatDataset. It has loops of its own.
 
 On a CPU it ends at its first line, torch.cuda.reset_peak_memory_stats(), which a torch without CUDA does not have. Here that does
-nothing. It then ends where it loads a model, at torch.cuda.current_device().
+nothing. It then ends where it loads a model, at torch.cuda.current_device(), and nothing behind that has run here.
 """
 
 import importlib
-from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from benchmarks.court.peers import common, record
 
@@ -19,6 +17,9 @@ RECIPES = {
     "text": LANGUAGE,  # which reads such rows by another data set; it ends before it reads any
     "image": ("vlm.finetune", "FinetuneRecipeForVLM", "NeMoAutoModelForImageTextToText"),
 }
+
+WITHOUT = dict.fromkeys(("dpo", "kto", "orpo"), "it has no recipe of preferences")
+WITHOUT |= dict.fromkeys(("zero2", "zero3", "lora-zero3"), "it has DDP, FSDP2 and Megatron's FSDP, and no ZeRO")
 
 
 def config_of(job: record.Job) -> record.Job:
@@ -43,49 +44,17 @@ def config_of(job: record.Job) -> record.Job:
     return config
 
 
-def answer(job: record.Job) -> str:
+def answer(job: record.Job) -> None:
     from nemo_automodel.components.config.loader import load_yaml_config
 
-    if job["kind"] not in RECIPES:
-        raise record.Refused("it has no recipe of preferences")
-    if job["strategy"].startswith("zero"):
-        raise record.Refused("it has DDP, FSDP2 and Megatron's FSDP, and no ZeRO")
+    record.refuse(job, WITHOUT)
     if not torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats = lambda *_: None
         torch.cuda.max_memory_allocated = lambda *_: 0
     module, name, _ = RECIPES[job["kind"]]
     recipe: Any = getattr(importlib.import_module(f"nemo_automodel.recipes.{module}"), name)
-    file = Path(f"{job['result']}.yaml")
-    file.write_text(yaml.safe_dump(config_of(job)))
-    steps, log = [], []
-    begin = recipe._run_train_optim_step
-
-    def step(self: Any, batches: list[Any], *given: Any) -> Any:
-        steps.append([record.samples_of(_unshifted(batch)) for batch in batches])
-        found = begin(self, batches, *given)
-        log.append({"step": len(steps), **{key: float(found.metrics[key]) for key in ("loss", "grad_norm")}})
-        return found
-
-    recipe._run_train_optim_step = step
-    try:
-        trainer = recipe(load_yaml_config(file))
-        trainer.setup()
-        trainer.run_train_validation_loop()
-    finally:
-        recipe._run_train_optim_step = begin
-        job["records"].append({"steps": steps, "log": log})
-    (saved,) = sorted(Path(job["output"]).rglob("consolidated"))[-1:]
-    return str(saved)
-
-
-def _unshifted(batch: Any) -> dict[str, torch.Tensor]:
-    """Return a batch whose labels stand where their tokens are, as Transformers has them: here they stand one place before."""
-    ids, labels = batch["input_ids"], batch["labels"]
-    last = labels[:, -1:].clamp(min=0)
-    whole = torch.cat([torch.full_like(labels[:, :1], -100), labels], 1)
-    mask = torch.ones_like(whole) if "attention_mask" not in batch else batch["attention_mask"]
-    mask = torch.nn.functional.pad(mask, (0, whole.shape[1] - mask.shape[1]), value=1)
-    return {"input_ids": torch.cat([ids, last], 1), "labels": whole, "attention_mask": mask}
+    recipe(load_yaml_config(common.write_config(job, config_of(job)))).setup()
+    raise RuntimeError("it has loaded a model, and its steps are recorded nowhere yet")
 
 
 if __name__ == "__main__":

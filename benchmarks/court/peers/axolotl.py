@@ -1,10 +1,7 @@
 """axolotl, by what `axolotl train FILE` calls in each process, with the tokenizer's chat template."""
 
-import json
 import os
 from pathlib import Path
-
-import yaml
 
 from benchmarks.court.peers import common, record
 
@@ -91,11 +88,9 @@ def answer(job: record.Job) -> str:
     from axolotl.cli.train import do_cli
 
     config = config_of(job)
-    file = Path(f"{job['result']}.yaml")
     if job["died"]:
         config["resume_from_checkpoint"] = f"{job['output']}/checkpoint-{job['dies_after']}"
-    file.write_text(yaml.safe_dump(json.loads(json.dumps(config))))
-    do_cli(str(file))
+    do_cli(common.write_config(job, config))
     return str(job["output"])
 
 

@@ -34,6 +34,19 @@ def _put(node: Any, values: Job) -> Any:
     return values[node[1:]] if isinstance(node, str) and node.startswith("$") else node
 
 
+def write_config(job: Job, config: Job) -> str:
+    """Write a trainer's configuration as YAML, and return the file."""
+    path = Path(f"{job['result']}.yaml")
+    path.write_text(yaml.safe_dump(json.loads(json.dumps(config))))  # without references from one place to another
+    return str(path)
+
+
+def model_config(job: Job) -> Job:
+    """Return what a job's model says of itself."""
+    found: Job = json.loads((Path(job["model_path"]) / "config.json").read_text())
+    return found
+
+
 def rows_of(job: Job) -> list[Job]:
     return [json.loads(line) for line in Path(job["file"]).read_text().splitlines()]
 

@@ -23,7 +23,7 @@ Job = dict[str, Any]
 RANK = int(os.environ.get("RANK", "0"))
 PACKAGES = (
     *("brigade", "torch", "transformers", "accelerate", "peft", "trl", "deepspeed", "datasets"),
-    *("llamafactory", "axolotl", "ms-swift", "nemo-automodel", "unsloth", "torchtune", "torchao"),
+    *("llamafactory", "axolotl", "ms-swift", "nemo-automodel", "unsloth", "torchtune", "torchao", "litgpt"),
 )
 WRAPPED = re.compile(r"\b_(checkpoint_wrapped_module|fsdp_wrapped_module|orig_mod)\.")  # what wrappers put into names
 ENGINES = {"zero2": "DEEPSPEED", "zero3": "DEEPSPEED", "fsdp2": "FSDP"}  # Accelerate's names
@@ -31,6 +31,13 @@ ENGINES = {"zero2": "DEEPSPEED", "zero3": "DEEPSPEED", "fsdp2": "FSDP"}  # Accel
 
 class Refused(Exception):
     """A trainer has no way to do what is asked; the text says how that is known."""
+
+
+def refuse(job: Job, words: dict[str, str]) -> None:
+    """Raise Refused where `words` say why, by a question's name, its kind, its model, or "packing"."""
+    for key in (job["question"], job["kind"], job["model"], "packing" if job["packing"] else ""):
+        if key in words:
+            raise Refused(words[key])
 
 
 def run(train: Callable[[Job], str | None]) -> None:
@@ -60,6 +67,12 @@ def run(train: Callable[[Job], str | None]) -> None:
 def dead(job: Job) -> Path:
     """Return where a run that dies leaves what it did."""
     return Path(f"{job['result']}.{RANK}.died.json")
+
+
+def die(job: Job, records: list[Job]) -> None:
+    """Leave what was done, and die."""
+    dead(job).write_text(json.dumps(records))
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _versions() -> dict[str, str]:
@@ -92,8 +105,7 @@ def watched(job: Job, records: list[Job]) -> Any:
         def fetched(*given: Any, **named: Any) -> Any:
             if dies_after and self.state.global_step == dies_after:
                 record["log"] = [entry for entry in self.state.log_history if "loss" in entry]
-                dead(job).write_text(json.dumps(records))
-                os.kill(os.getpid(), signal.SIGKILL)
+                die(job, records)
             found = fetch(*given, **named)
             if found[0]:
                 record["steps"].append([samples_of(batch) for batch in found[0]])
@@ -146,6 +158,59 @@ def whole(model: Any) -> dict[str, torch.Tensor]:
         else:
             found[name] = parameter.detach().clone()
     return found
+
+
+# ---- loops of trainers' own -----------------------------------------------------------------------------------------
+class Loop:
+    """What a loop of a trainer's own does. log: {"step", "loss", "grad_norm"} of each step, which its adapter appends;
+    norm: that of the last step's gradients, for a trainer that logs none; adapters: a file of write_adapters"""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.adapters, self.norm = job, "", 0.0
+        self.batches: list[list[Job]] = []
+        self.log: list[Job] = []
+
+    def watch(self, loader: Any, as_batch: Callable[[Any], Job]) -> Any:
+        """Record each batch that a loader makes in this process, and die where the job says so."""
+        collate = loader.collate_fn
+
+        def collated(rows: Any) -> Any:
+            batch = collate(rows)
+            if self.log and len(self.log) == self.job["dies_after"] and not self.job["died"]:
+                die(self.job, [self.record()])
+            self.batches.append(samples_of(as_batch(batch)))
+            return batch
+
+        loader.collate_fn = collated
+        return loader
+
+    def measure(self, optimizer: Any, *_: Any) -> None:
+        """Take the norm, as torch.optim.optimizer.register_optimizer_step_pre_hook lets it."""
+        gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+        norm: Any = torch.nn.utils.get_total_norm(gradients)
+        self.norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+    def record(self) -> Job:
+        each = self.job["accumulation"]
+        steps = [self.batches[at : at + each] for at in range(0, len(self.batches), each)]
+        steps = steps[self.job["dies_after"] if self.job["died"] else 0 :]  # those before are only read again
+        return {"steps": steps, "log": self.log} | ({"adapters": self.adapters} if self.adapters else {})
+
+
+@contextlib.contextmanager
+def loop(job: Job) -> Any:
+    """Give a Loop, and keep what it has recorded when it ends."""
+    found = Loop(job)
+    try:
+        yield found
+    finally:
+        job["records"].append(found.record())
+
+
+def padded(tokens: torch.Tensor, labels: torch.Tensor, padding: int) -> Job:
+    """Return a batch by the names that Transformers has. Padding is at its end; inside, the same token may end a turn."""
+    is_text = (tokens != padding) | (labels != -100)
+    return {"input_ids": tokens, "labels": labels, "attention_mask": is_text.flip(1).cumsum(1).flip(1) > 0}
 
 
 # ---- batches ---------------------------------------------------------------------------------------------------------

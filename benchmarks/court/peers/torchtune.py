@@ -35,18 +35,14 @@ LORA = {
 }
 
 
-def refuse(job: record.Job) -> None:
-    """Raise record.Refused where torchtune has no way to do what is asked."""
-    if job["kind"] in ("kto", "orpo"):
-        raise record.Refused("it has no such recipe: of preferences it has DPO and PPO")
-    if job["kind"] == "dpo":
-        raise record.Refused("in one process it has DPO for adapters alone")
-    if job["model"] not in MODELS:
-        raise record.Refused("it has no such model")
-    if job["question"] == "ddp" or job["strategy"].startswith("zero"):
-        raise record.Refused("it has FSDP2 alone")
-    if job["dies_after"]:
-        raise record.Refused('its recipes say "Mid-epoch checkpointing is currently not supported"')
+WITHOUT = {
+    "kto": "it has no such recipe: of preferences it has DPO and PPO",
+    "orpo": "it has no such recipe: of preferences it has DPO and PPO",
+    "dpo": "in one process it has DPO for adapters alone",
+    "resume": 'its recipes say "Mid-epoch checkpointing is currently not supported"',
+}
+WITHOUT |= dict.fromkeys(("ddp", "zero2", "zero3", "lora-zero3"), "it has FSDP2 alone")
+WITHOUT |= dict.fromkeys(("qwen3_5_text", "gemma3", "deepseek_v3-mtp"), "it has no such model")
 
 
 def tokenizer_of(job: record.Job) -> record.Job:
@@ -69,7 +65,7 @@ def tokenizer_of(job: record.Job) -> record.Job:
 
 
 def model_of(job: record.Job) -> record.Job:
-    config = json.loads((Path(job["model_path"]) / "config.json").read_text())
+    config = common.model_config(job)
     name = MODELS[job["model"]]
     given = {
         "_component_": f"torchtune.models.{name}.{'lora_' if job['lora'] else ''}{name}",
@@ -110,7 +106,7 @@ def config_of(job: record.Job) -> record.Job:
 
 
 def answer(job: record.Job) -> str:
-    refuse(job)
+    record.refuse(job, WITHOUT)
     torch.cpu.empty_cache = torch.cpu.reset_peak_memory_stats = lambda: None
     training.get_memory_stats = training.log_memory_stats = lambda *_, **__: {}
     file, name = RECIPES[job["lora"], job["ranks"] > 1]
@@ -118,49 +114,33 @@ def answer(job: record.Job) -> str:
     recipe = runpy.run_path(str(recipes / f"{file}.py"))[name]
     given = config_of(job)
     config = OmegaConf.create(given)
-    batches: list[Any] = []
-    log: list[record.Job] = []
     if job["lora"] and job["ranks"] > 1:
         torch.distributed.init_process_group("gloo")  # as its recipe_main does
     trainer = recipe(config)
     trainer.setup(config)
-    kept: record.Job = {"adapters": adapters_of(job, trainer)} if job["lora"] else {}
-    loader, padding = trainer._dataloader, trainer._tokenizer.pad_id
-    collate = loader.collate_fn
-
-    def collated(rows: Any) -> Any:
-        batch = collate(rows)
-        batches.append(record.samples_of(as_batch(batch, padding)))
-        return batch
-
-    loader.collate_fn = collated
-    if record.RANK == 0:
-        trainer._metric_logger.log_dict = lambda values, step: log.append(
-            {"step": step, **{key: float(values[key]) for key in ("loss", "grad_norm")}}
-        )
-    try:
+    with record.loop(job) as loop:
+        if job["lora"]:
+            loop.adapters = adapters_of(job, trainer)
+        loop.watch(trainer._dataloader, lambda batch: as_batch(batch, trainer._tokenizer.pad_id))
+        if record.RANK == 0:
+            trainer._metric_logger.log_dict = lambda values, step: loop.log.append(
+                {"step": step, **{key: float(values[key]) for key in ("loss", "grad_norm")}}
+            )
         trainer.train()
-    finally:
-        each = job["accumulation"]
-        kept |= {"steps": [batches[at : at + each] for at in range(0, len(batches), each)], "log": log}
-        job["records"].append(kept)
-        trainer.cleanup()
+    trainer.cleanup()
     return str(Path(job["output"]) / f"epoch_{given['epochs'] - 1}")
 
 
 def as_batch(batch: record.Job, padding: int) -> record.Job:
-    """Return a batch by the names that Transformers has. Padding is at its end; inside, the same token may end a turn."""
-    tokens, labels = batch["tokens"], batch["labels"]
-    is_text = (tokens != padding) | (labels != -100)
-    mask = is_text.flip(1).cumsum(1).flip(1) > 0
+    found = record.padded(batch["tokens"], batch["labels"], padding)
     if "input_pos" in batch:  # of packed samples: the mask counts them
-        mask = mask * (batch["input_pos"] == 0).cumsum(1)
-    return {"input_ids": tokens, "labels": labels, "attention_mask": mask}
+        found["attention_mask"] = found["attention_mask"] * (batch["input_pos"] == 0).cumsum(1)
+    return found
 
 
 def adapters_of(job: record.Job, trainer: Any) -> str:
     """Write the adapters as they are before the first step, by PEFT's names, and return the file."""
-    config = json.loads((Path(job["model_path"]) / "config.json").read_text())
+    config = common.model_config(job)
     shape = {"num_heads": config["num_attention_heads"], "num_kv_heads": config["num_key_value_heads"]}
     named = convert_weights.tune_to_peft_adapter_weights(
         record.whole(trainer._model), dim=config["hidden_size"], head_dim=None, **shape

@@ -21,12 +21,13 @@ from transformers import (
 
 from benchmarks.court.peers import common, record
 
-LEFT_TO_ITS_USER = ("masks", "tools", "thoughts", "dpo", "kto", "orpo", "image")
+WITHOUT = dict.fromkeys(
+    ("masks", "tools", "thoughts", "dpo", "kto", "orpo", "image"), "it has no such thing of its own: its user writes it"
+)
 
 
 def answer(job: record.Job) -> str:
-    if job["question"] in LEFT_TO_ITS_USER:
-        raise record.Refused("it has no such thing of its own: its user writes it")
+    record.refuse(job, WITHOUT)
     tokenizer = AutoTokenizer.from_pretrained(job["model_path"])
     data = Dataset.from_list(json.loads(Path(job["tokens"]).read_text()))
     collate: Any = DataCollatorForSeq2Seq(tokenizer)
