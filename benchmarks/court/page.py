@@ -15,13 +15,7 @@ from .questions import HERE, read
 PAGE = pages.EVIDENCE / "court.md"
 RESULTS = pages.RESULTS / "court.jsonl"
 CONTROL = "deepspeed_0_18"  # a known fault: no column of its own
-KINDS = {
-    "equal": "equal",
-    "other": "other",
-    "wrong": "**wrong**",
-    "refused": "refused",
-    "failed": "not to be had",
-}
+WORDS = {"wrong": "**wrong**", "failed": "not to be had"}  # for kinds that do not stand there by their names
 Row = dict[str, Any]
 
 
@@ -59,7 +53,7 @@ def cell(row: Row | None, noted: dict[str, dict[str, Row]]) -> str:
     kind = kind_of(row, noted)
     numbers = [value for value in row["differences"].values() if value == value]
     much = f" by {max(numbers):.0e}" if kind == row["verdict"] == "wrong" and numbers and "loss " in row["said"] else ""
-    return KINDS[kind] + much
+    return WORDS.get(kind, kind) + much
 
 
 def tables() -> dict[str, str]:
@@ -88,7 +82,7 @@ def paragraphs(rows: list[Row], noted: dict[str, dict[str, Row]]) -> str:
             if row["peer"] == peer.name and (kind != "equal" or peer.name == CONTROL):
                 found_here = row["said"] or pages.in_words(row["differences"])
                 why = noted.get(peer.name, {}).get(row["question"], {}).get("why", "")
-                said = " ".join(filter(None, (f"{KINDS[kind]}: {_sentence(found_here)}", why)))
+                said = " ".join(filter(None, (f"{WORDS.get(kind, kind)}: {_sentence(found_here)}", why)))
                 same.setdefault(said, []).append(f"`{row['question']}`")
         if same:
             found += [f"**{peer.title}**", "\n".join(f"- {', '.join(names)}: {said}" for said, names in same.items())]
