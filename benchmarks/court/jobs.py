@@ -40,6 +40,7 @@ PEERS = {
         Peer("axolotl", "axolotl", "axolotl"),
         Peer("unsloth", "Unsloth", "unsloth"),
         Peer("torchtune", "torchtune", "torchtune"),
+        Peer("xtuner", "XTuner", "xtuner"),
         Peer("automodel", "NeMo Automodel", "automodel"),
         Peer("deepspeed_0_18", "DeepSpeed 0.18.2", "deepspeed_0_18"),
     )
