@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 def without_paths(text: str, folder: Path) -> str:
     """Return a message on one line, without this machine's paths."""
-    text = " ".join(text.replace(str(folder), "FOLDER").split())
+    text = re.sub(r"\x1b\[\d*m", "", " ".join(text.replace(str(folder), "FOLDER").split()))
     text = re.sub(r"(?<![\w.])/(?:[\w.+-]+/)+site-packages/", "", text)
     text = re.sub(r"(?<![\w.])/(?:[\w.+-]+/)+", "", text)
     return text if len(text) <= 300 else f"{text[:300]} ..."
