@@ -44,7 +44,8 @@ class Watch(Hook):
         if self.job["lora"]:
             from peft import get_peft_model_state_dict
 
-            self.seen["adapters"] = record.write_adapters(self.job, get_peft_model_state_dict(self.model.llm))
+            named = get_peft_model_state_dict(self.model.llm, state_dict=record.whole(self.model.llm))
+            self.seen["adapters"] = record.write_adapters(self.job, named)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         step, rest = divmod(batch_idx + 1, self.job["accumulation"])
