@@ -90,7 +90,7 @@ def paragraphs(rows: list[Row], noted: dict[str, dict[str, Row]]) -> str:
 
 
 def _sentence(said: str) -> str:
-    said = said.replace("<", "\\<")
+    said = said.replace("<", "\\<").rstrip(":")
     return said if not said or said.endswith(".") else f"{said}."
 
 
