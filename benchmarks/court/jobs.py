@@ -41,6 +41,7 @@ PEERS = {
         Peer("unsloth", "Unsloth", "unsloth"),
         Peer("torchtune", "torchtune", "torchtune"),
         Peer("litgpt", "LitGPT", "litgpt"),
+        Peer("xtuner", "XTuner", "xtuner"),
         Peer("automodel", "NeMo Automodel", "automodel"),
         Peer("deepspeed_0_18", "DeepSpeed 0.18.2", "deepspeed_0_18"),
     )
@@ -107,20 +108,18 @@ def _start(peer: Peer, jobs: list[Result], folder: Path, python: str) -> None:
         # With ACCELERATE_USE_CPU Accelerate makes DDP of ZeRO, without a word.
         on_cpu = {} if jobs[0]["strategy"].startswith("zero") else {"ACCELERATE_USE_CPU": "true"}
         _run(command, log, START + EACH * len(jobs), on_cpu)
-        left = [job for job in jobs if not has_answered(job)]
-        died = [
-            path for job in left[:1] for path in _files(job, ".died.json") if path.exists() and not job.get("again")
-        ]
-        if died:
-            left[0]["again"] = True
-            jobs = left
+        jobs = [job for job in jobs if not has_answered(job)]
+        if not jobs:
+            return
+        first = jobs[0]
+        if any(path.exists() for path in _files(first, ".died.json")) and not first.get("again"):
+            first["again"] = True
             continue
-        if left:
-            words = log.read_text(errors="replace").strip().splitlines()
-            files = [path for path in _files(left[0]) if not path.exists()]
-            for path in files:
+        words = log.read_text(errors="replace").strip().splitlines()
+        for path in _files(first):
+            if not path.exists():
                 path.write_text(json.dumps({"failed": "\n".join(words[-3:]) or "it ended without a word"}))
-        jobs = left[1:]
+        jobs = jobs[1:]
 
 
 def _run(command: list[str], log: Path, timeout: float, more: dict[str, str]) -> None:

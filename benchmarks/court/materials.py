@@ -4,6 +4,9 @@ import json
 import shutil
 from pathlib import Path
 
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
 from testing import runs
 from testing.vision_models import write_vision_model
 
@@ -78,9 +81,6 @@ def _with_picture(row: Row, number: int, folder: Path) -> Row:
 
 
 def _tie(path: Path) -> None:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     config = AutoConfig.from_pretrained(path, tie_word_embeddings=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -88,9 +88,6 @@ def _tie(path: Path) -> None:
 
 
 def _write_smollm2(path: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     from brigade.train.model.location import location
     from brigade.train.recipe import flags
 

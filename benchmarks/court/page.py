@@ -15,19 +15,13 @@ from .questions import HERE, read
 PAGE = pages.EVIDENCE / "court.md"
 RESULTS = pages.RESULTS / "court.jsonl"
 CONTROL = "deepspeed_0_18"  # a known fault: no column of its own
-KINDS = {
-    "equal": "equal",
-    "other": "other",
-    "wrong": "**wrong**",
-    "refused": "refused",
-    "failed": "not to be had",
-}
+WORDS = {"wrong": "**wrong**", "failed": "not to be had"}  # for kinds that do not stand there by their names
 Row = dict[str, Any]
 
 
 def without_paths(text: str, folder: Path) -> str:
     """Return a message on one line, without this machine's paths."""
-    text = " ".join(text.replace(str(folder), "FOLDER").split())
+    text = re.sub(r"\x1b\[\d*m", "", " ".join(text.replace(str(folder), "FOLDER").split()))
     text = re.sub(r"(?<![\w.])/(?:[\w.+-]+/)+site-packages/", "", text)
     text = re.sub(r"(?<![\w.])/(?:[\w.+-]+/)+", "", text)
     return text if len(text) <= 300 else f"{text[:300]} ..."
@@ -59,7 +53,7 @@ def cell(row: Row | None, noted: dict[str, dict[str, Row]]) -> str:
     kind = kind_of(row, noted)
     numbers = [value for value in row["differences"].values() if value == value]
     much = f" by {max(numbers):.0e}" if kind == row["verdict"] == "wrong" and numbers and "loss " in row["said"] else ""
-    return KINDS[kind] + much
+    return WORDS.get(kind, kind) + much
 
 
 def tables() -> dict[str, str]:
@@ -88,7 +82,7 @@ def paragraphs(rows: list[Row], noted: dict[str, dict[str, Row]]) -> str:
             if row["peer"] == peer.name and (kind != "equal" or peer.name == CONTROL):
                 found_here = row["said"] or pages.in_words(row["differences"])
                 why = noted.get(peer.name, {}).get(row["question"], {}).get("why", "")
-                said = " ".join(filter(None, (f"{KINDS[kind]}: {_sentence(found_here)}", why)))
+                said = " ".join(filter(None, (f"{WORDS.get(kind, kind)}: {_sentence(found_here)}", why)))
                 same.setdefault(said, []).append(f"`{row['question']}`")
         if same:
             found += [f"**{peer.title}**", "\n".join(f"- {', '.join(names)}: {said}" for said, names in same.items())]
@@ -96,7 +90,7 @@ def paragraphs(rows: list[Row], noted: dict[str, dict[str, Row]]) -> str:
 
 
 def _sentence(said: str) -> str:
-    said = said.replace("<", "\\<")
+    said = said.replace("<", "\\<").rstrip(":")
     return said if not said or said.endswith(".") else f"{said}."
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer
 
 from testing import plain_images, plain_preferences
 
@@ -126,64 +126,48 @@ def train(
     adapters: where they begin, by PEFT's names; the model itself then stays as it is
     """
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
-    trained, read = _whole_model(model) if adapters is None else _adapted(model, adapters)
-    parameters = list(trained.values())
+    trained = dict(model.named_parameters())
+    if adapters is not None:
+        model.requires_grad_(False)
+        trained = {name: tensor.float().clone().requires_grad_() for name, tensor in adapters.items()}
 
     def losses_of(number: int) -> float:
         total = 0.0
         for sample, weight in weights_of(steps[number], means):
-            logits = read(torch.tensor([sample.ids]))[0, :-1].float()
+            given = {"input_ids": torch.tensor([sample.ids]), "use_cache": False}
+            logits = torch.func.functional_call(model, _adapted(model, trained), (), given).logits[0, :-1].float()
             loss = cross_entropy(logits, torch.tensor(sample.labels[1:]), reduction="sum") * weight
             loss.backward()
             total += float(loss.detach())
         return total
 
-    return _loop(question, trained, parameters, len(steps), losses_of)
+    return _loop(question, trained, len(steps), losses_of)
 
 
-def _loop(
-    question: Question,
-    trained: dict[str, Any],
-    parameters: list[Any],
-    steps: int,
-    losses_of: Callable[[int], float],
-) -> Run:
+def _loop(question: Question, trained: dict[str, Any], steps: int, losses_of: Callable[[int], float]) -> Run:
     kinds: dict[str, Any] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
     more = {} if question.optim == "sgd" else {"betas": (0.9, 0.999), "eps": 1e-4, "weight_decay": 0.0}
-    optimizer = kinds[question.optim](parameters, lr=question.learning_rate, **more)
+    optimizer = kinds[question.optim](trained.values(), lr=question.learning_rate, **more)
     before = {name: tensor.detach().clone() for name, tensor in trained.items()}
     losses, norms = [], []
     for number in range(steps):
         optimizer.param_groups[0]["lr"] = rate_of(question, number)
         losses.append(losses_of(number))
-        squares = [p.grad.double().square().sum() for p in parameters if p.grad is not None]
+        squares = [p.grad.double().square().sum() for p in trained.values() if p.grad is not None]
         norms.append(float(torch.stack(squares).sum().sqrt()))
         optimizer.step()
         optimizer.zero_grad()
     return Run(losses, norms, {name: tensor.detach() for name, tensor in trained.items()}, before)
 
 
-Read = Callable[[torch.Tensor], torch.Tensor]
-
-
-def _whole_model(model: Any) -> tuple[dict[str, Any], Read]:
-    return dict(model.named_parameters()), lambda ids: model(input_ids=ids, use_cache=False).logits
-
-
-def _adapted(model: Any, adapters: dict[str, torch.Tensor]) -> tuple[dict[str, Any], Read]:
-    """Return adapters, and a model that reads its matrices with them: W + scale B A, arXiv 2106.09685 eq. 3."""
-    trained = {name: tensor.float().clone().requires_grad_() for name, tensor in adapters.items()}
-    frozen = {name: parameter.detach() for name, parameter in model.named_parameters()}
-
-    def read(ids: torch.Tensor) -> torch.Tensor:
-        merged = dict(frozen)
-        for name, low in trained.items():
-            if ".lora_A." in name:
-                of = name.removeprefix("base_model.model.").replace(".lora_A.", ".")
-                merged[of] = frozen[of] + SCALE * trained[name.replace(".lora_A.", ".lora_B.")] @ low
-        return torch.func.functional_call(model, merged, (), {"input_ids": ids, "use_cache": False}).logits
-
-    return trained, read
+def _adapted(model: Any, trained: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the matrices of a model that have adapters, with them: W + scale B A, arXiv 2106.09685 eq. 3."""
+    merged = {}
+    for name, low in trained.items():
+        if ".lora_A." in name:
+            of = name.removeprefix("base_model.model.").replace(".lora_A.", ".")
+            merged[of] = model.get_parameter(of) + SCALE * trained[name.replace(".lora_A.", ".lora_B.")] @ low
+    return merged
 
 
 def prefer(question: Question, path: Path, rows: list[Row]) -> Run:
@@ -195,14 +179,11 @@ def prefer(question: Question, path: Path, rows: list[Row]) -> Run:
     batch = plain_preferences.comparison(rows, policy, reference, path, keys)
     trained = dict(policy.named_parameters())
     everything = list(range(len(rows)))
-    parameters = list(trained.values())
-    return _loop(question, trained, parameters, question.steps, lambda _: batch.means(everything)["loss"])
+    return _loop(question, trained, question.steps, lambda _: batch.means(everything)["loss"])
 
 
 def seen(path: Path, rows: list[Row], folder: Path) -> list[Sample]:
     """Return rows with images as tokens."""
-    from transformers import AutoProcessor
-
     processor = AutoProcessor.from_pretrained(path)
     found = (plain_images.sample_of(processor, row, folder) for row in rows)
     return [Sample(tuple(one.inputs["input_ids"][0].tolist()), tuple(one.labels.tolist())) for one in found]
@@ -210,11 +191,8 @@ def seen(path: Path, rows: list[Row], folder: Path) -> list[Sample]:
 
 def see(question: Question, path: Path, rows: list[Row], folder: Path) -> Run:
     """Train on all rows with images in each step; the tower stays as it is."""
-    from transformers import AutoProcessor
-
     processor = AutoProcessor.from_pretrained(path)
     before = plain_images.load(path).state_dict()
-    before = {name: tensor.clone() for name, tensor in before.items()}
     keys = {"global_batch_size": len(rows), "max_steps": question.steps, "learning_rate": question.learning_rate}
     history, model = plain_images.train(rows, folder, path, processor, **keys)
     losses, norms = ([step[key] for step in history] for key in ("loss", "grad_norm"))

@@ -1,8 +1,6 @@
 """What a trainer did, beside the oracle: equal, other by definition, wrong, refused, or failed."""
 
-import functools
 import itertools
-import json
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -10,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
@@ -38,19 +35,19 @@ def judge(question: Question, job: Result, results: list[Result]) -> Verdict:
         for result in results:
             if key in result:
                 return Verdict(kind, result[key].strip())
-    path, rows, folder = Path(job["model_path"]), plain.read_rows(Path(job["file"])), Path(job["file"]).parent
-    compared = functools.partial(_of_run, question, whole_log(results[0]["records"]), results[0].get("saved"))
+    path, rows = Path(job["model_path"]), plain.read_rows(Path(job["file"]))
     if question.kind in ("dpo", "kto", "orpo"):
-        return compared(lambda _: plain.prefer(question, path, rows), ("tokens",))
+        return _of_run(question, results[0], lambda _: plain.prefer(question, path, rows), ("tokens",))
     steps = steps_of(question, results)
     if question.kind == "image":
+        folder = Path(job["file"]).parent
         read = reading(question, plain.seen(path, rows, folder), steps, path)
-        trained = compared(lambda _: plain.see(question, path, rows, folder), ("tokens",))
+        trained = _of_run(question, results[0], lambda _: plain.see(question, path, rows, folder), ("tokens",))
         return trained if read.kind == EQUAL else read._replace(differences=trained.differences)
 
     read = reading(question, plain.samples(question, rows, path), steps, path)
     adapters = _adapters(results[0]) if question.lora else None
-    trained = compared(lambda means: plain.train(question, path, steps, means, adapters))
+    trained = _of_run(question, results[0], lambda means: plain.train(question, path, steps, means, adapters))
     if question.keeps and (gone := _gone(path, Path(str(results[0]["saved"])))):
         trained = Verdict(WRONG, f"what is saved has no {gone}", trained.differences)
     kinds = [kind for kind in (WRONG, OTHER) if kind in (read.kind, trained.kind)]
@@ -132,17 +129,11 @@ def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
 
 
 # ---- what is computed --------------------------------------------------------------------------------------------------
-def _of_run(
-    question: Question,
-    log: list[Result],
-    saved: str | None,
-    run: Callable[[str], Run],
-    means: tuple[str, ...] = MEANS,
-) -> Verdict:
+def _of_run(question: Question, result: Result, run: Callable[[str], Run], means: tuple[str, ...] = MEANS) -> Verdict:
     """Compare a run with the oracle's, whichever of the means it takes."""
     found: list[Verdict] = []
     for each in means:
-        differences, problem = compare(question, log, saved, run(each))
+        differences, problem = compare(question, whole_log(result["records"]), result.get("saved"), run(each))
         within = all(value <= question.tolerance * (1 if key == "loss" else 10) for key, value in differences.items())
         if within and not problem:
             return Verdict(EQUAL if each == "tokens" else OTHER, DROPPED.get(each, ""), differences)
@@ -164,15 +155,14 @@ def compare(question: Question, log: list[Result], saved: str | None, run: Run) 
         theirs = _loaded(question, Path(saved))
     except Exception as error:  # whatever a file that cannot be loaded raises
         return differences, f"what is saved cannot be loaded: {type(error).__name__}: {error}"
-    names = [name for name in run.weights if name in theirs]
     odd = [name for name in run.weights if name not in theirs or theirs[name].shape != run.weights[name].shape]
     if odd:
         return (
             differences,
             f"{len(odd)} of {len(run.weights)} tensors are missing in what is saved, or have other shapes: {odd[0]}",
         )
-    moved = max(float((run.weights[name] - run.before[name]).abs().max()) for name in names)
-    apart = max(float((theirs[name].float() - run.weights[name]).detach().abs().max()) for name in names)
+    moved = max(float((weights - run.before[name]).abs().max()) for name, weights in run.weights.items())
+    apart = max(float((theirs[name].float() - weights).abs().max()) for name, weights in run.weights.items())
     differences["weights"] = apart / moved
     return differences, ""
 
@@ -190,8 +180,7 @@ def _loaded(question: Question, saved: Path) -> dict[str, torch.Tensor]:
     if question.lora:
         return load_file(saved / "adapter_model.safetensors")
     kind = AutoModelForImageTextToText if question.kind == "image" else AutoModelForCausalLM
-    model = kind.from_pretrained(saved, dtype=torch.float32)
-    return model.state_dict() if question.kind == "image" else dict(model.named_parameters())
+    return kind.from_pretrained(saved, dtype=torch.float32).state_dict()
 
 
 def _adapters(result: Result) -> dict[str, torch.Tensor]:
@@ -205,9 +194,4 @@ def _gone(model: Path, saved: Path) -> str:
 
 
 def _names(folder: Path) -> set[str]:
-    found: set[str] = set()
-    for file in folder.glob("*.safetensors"):
-        with safe_open(file, "pt") as opened:
-            found |= set(opened.keys())
-    index = folder / "model.safetensors.index.json"
-    return found | (set(json.loads(index.read_text())["weight_map"]) if index.exists() else set())
+    return {name for file in folder.glob("*.safetensors") for name in load_file(file)}

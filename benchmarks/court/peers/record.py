@@ -23,7 +23,7 @@ Job = dict[str, Any]
 RANK = int(os.environ.get("RANK", "0"))
 PACKAGES = (
     *("brigade", "torch", "transformers", "accelerate", "peft", "trl", "deepspeed", "datasets"),
-    *("llamafactory", "axolotl", "ms-swift", "nemo-automodel", "unsloth", "torchtune", "torchao", "litgpt"),
+    *("llamafactory", "axolotl", "ms-swift", "nemo-automodel", "unsloth", "torchtune", "torchao", "litgpt", "xtuner"),
 )
 WRAPPED = re.compile(r"\b_(checkpoint_wrapped_module|fsdp_wrapped_module|orig_mod)\.")  # what wrappers put into names
 ENGINES = {"zero2": "DEEPSPEED", "zero3": "DEEPSPEED", "fsdp2": "FSDP"}  # Accelerate's names
