@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from . import paths
-from .paths import ATTENTION, PROVEN, SET, SLOWER, WRONG, Row
+from .paths import ATTENTION, PROVEN, SLOWER, WITH_ATTENTION, WRONG, Row
 
 TRIES = 3  # for a path that ran out of time: the disk may have been cold or the GPU busy
 CLOSE = 1.03  # times that are closer cannot be told apart: the table's order decides
@@ -24,7 +24,7 @@ def to_try(proof: Row, kinds: Collection[str] = (ATTENTION,), attention: str = "
     ran out of time fewer than TRIES times."""
 
     def is_open(row: Row | None) -> bool:
-        other = row is not None and row["kind"] == SET and attention not in ("auto", row.get("attention"))
+        other = row is not None and row["kind"] in WITH_ATTENTION and attention not in ("auto", row.get("attention"))
         return row is None or other or 0 < row.get("timeouts", 0) < TRIES
 
     quick = [name for name, row in paths.table().items() if row.get("quick") and row["kind"] in kinds]
