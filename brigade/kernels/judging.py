@@ -14,6 +14,11 @@ def answered(row: Row) -> bool:
     return "status" in row and not row.get("timeouts")
 
 
+def tried_with_another(row: Row, attention: str) -> bool:
+    """Whether a path was tried with another attention than the recipe's. attention: auto: any will do"""
+    return row.get("kind") in WITH_ATTENTION and attention not in ("auto", row.get("attention"))
+
+
 def unjudged(row: Row) -> Row:
     """A path's answer as it was before judge() compared it with others."""
     return row | {"status": PROVEN, "why": ""} if row["status"] == SLOWER else dict(row)
@@ -24,8 +29,7 @@ def to_try(proof: Row, kinds: Collection[str] = (ATTENTION,), attention: str = "
     ran out of time fewer than TRIES times."""
 
     def is_open(row: Row | None) -> bool:
-        other = row is not None and row["kind"] in WITH_ATTENTION and attention not in ("auto", row.get("attention"))
-        return row is None or other or 0 < row.get("timeouts", 0) < TRIES
+        return row is None or tried_with_another(row, attention) or 0 < row.get("timeouts", 0) < TRIES
 
     quick = [name for name, row in paths.table().items() if row.get("quick") and row["kind"] in kinds]
     return [name for name in quick if is_open(proof["paths"].get(name))]

@@ -16,7 +16,7 @@ from typing import IO
 from ..train.recipe.files import REPOSITORY
 from ..train.recipe.settings import Settings
 from . import models, paths, proofs
-from .judging import answered, judge, may_be_timed, unjudged
+from .judging import answered, judge, may_be_timed, tried_with_another, unjudged
 from .paths import ABSENT, ATTENTION, FAILED, OPTIMIZER, PROVEN, SLOWER, WITH_ATTENTION, Row
 
 QUICK = {"seconds": 15.0, "path": 8.0, "rounds": 5}  # for a first run, which waits for the proof
@@ -80,9 +80,7 @@ def on_this_host(
         earlier = known["paths"].get(name, {}) if known else {}
         if why:
             results[name] = {"kind": row["kind"], "status": ABSENT, "why": why}
-        elif answered(earlier) and (
-            row["kind"] not in WITH_ATTENTION or attention in ("auto", earlier.get("attention"))
-        ):
+        elif answered(earlier) and not tried_with_another(earlier, attention):
             results[name] = unjudged(earlier)
         else:
             results[name] = {"kind": row["kind"]}

@@ -315,13 +315,13 @@ def cumulative(lengths: np.ndarray, before: np.ndarray | int = 0) -> MicroBatch:
     positions(): a sample has so many more keys than queries, and KEY_PLACES says which"""
     ends, of_keys = (torch.from_numpy(np.cumsum([0, *each]).astype(np.int32)) for each in (lengths, lengths + before))
     longest = {"max_length_q": int(lengths.max()), "max_length_k": int((lengths + before).max())}
-    more = {KEY_PLACES: torch.from_numpy(key_places(lengths, before))} if np.any(before) else {}
-    return {BORDERS: ends, KEYS: of_keys, **longest, **more}
+    places = {KEY_PLACES: torch.from_numpy(key_places(lengths, before))} if np.any(before) else {}
+    return {BORDERS: ends, KEYS: of_keys, **longest, **places}
 
 
-def key_places(lengths: np.ndarray, before: np.ndarray) -> np.ndarray:
+def key_places(lengths: np.ndarray, before: np.ndarray | int) -> np.ndarray:
     """Return the places of the tokens that samples see, one sample after the other; int64 (keys,). before: as of positions()"""
     begins, keys = np.cumsum(lengths) - lengths, lengths + before
     within = positions(keys)
     of_shared, of_own = (np.repeat(first, keys) for first in (np.roll(begins, 1), begins - before))
-    return within + np.where(within < np.repeat(before, keys), of_shared, of_own)
+    return within + np.where(within < np.repeat(keys - lengths, keys), of_shared, of_own)

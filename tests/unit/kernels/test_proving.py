@@ -94,7 +94,7 @@ SOUND = attention.varlen
 @pytest.mark.parametrize("spoilt", [aligned_top_left, one_key_further])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_keys_that_an_answer_should_not_see_are_found(spoilt, dtype, monkeypatch):
-    """Of a kernel of the device alone: on the CPU, where the way to tell it is tried, all is well."""
+    """The device's kernel alone is wrong: on the CPU, where the way to tell it is tried, all is well."""
     monkeypatch.setattr(packed_samples, "way_of_sharing", lambda *_: (packed_samples.LENGTHS, ""))
     monkeypatch.setattr(attention, "varlen", spoilt)
     found = tried(own("varlen", "prompts_once"), dtype=dtype, attention="varlen")
