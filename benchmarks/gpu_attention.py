@@ -59,7 +59,7 @@ def batch_of(some: list[Row], how: str, device: Any) -> Row:
     from brigade.kernels import models
     from brigade.train.data.collate import ABOUT
 
-    batch = models.batch(some, models.PACKED, how, device)
+    batch = models.batch(some, models.PACKED, models.Told(how, ""), device)
     del batch[ABOUT]
     return batch
 

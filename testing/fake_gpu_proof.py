@@ -46,19 +46,25 @@ def operators() -> None:
 
 
 def attention() -> None:
-    """Flash attention of two sequences, with grouped heads, against scaled dot products on the CPU."""
+    """Flash attention of two sequences, with grouped heads, against scaled dot products on the CPU. The second sees two keys of
+    the first one before its own."""
     from torch.nn.attention.varlen import varlen_attn
 
     torch.manual_seed(0)
     on_cpu = [torch.randn(7, heads, 8, dtype=torch.bfloat16, requires_grad=True) for heads in (4, 2, 2)]
     q, k, v = on_gpu = [each.detach().to("cuda").requires_grad_() for each in on_cpu]
-    starts = torch.tensor([0, 3, 7], dtype=torch.int32, device="cuda")
-    out = varlen_attn(q, k, v, starts, starts, 4, 4, window_size=(-1, 0), enable_gqa=True)
+    starts, key_starts = (torch.tensor(each, dtype=torch.int32, device="cuda") for each in ([0, 3, 7], [0, 3, 9]))
+    own, seen = [[0, 1, 2], [3, 4, 5, 6]], [[0, 1, 2], [0, 1, 3, 4, 5, 6]]
+    places = torch.tensor([*seen[0], *seen[1]], device="cuda")
+    keys = (each.index_select(0, places) for each in (k, v))
+    out = varlen_attn(q, *keys, starts, key_starts, 4, 6, window_size=(-1, 0), enable_gqa=True)
     parts = [
         torch.nn.functional.scaled_dot_product_attention(
-            *(each[a:b].transpose(0, 1).float() for each in on_cpu), is_causal=True, enable_gqa=True
+            *(each[at].transpose(0, 1).float() for each, at in zip(on_cpu, (queries, keyed, keyed), strict=True)),
+            attn_mask=torch.tensor(queries)[:, None] >= torch.tensor(keyed),
+            enable_gqa=True,
         ).transpose(0, 1)
-        for a, b in ((0, 3), (3, 7))
+        for queries, keyed in zip(own, seen, strict=True)
     ]
     torch.testing.assert_close(out.cpu().float(), torch.cat(parts), rtol=0.02, atol=0.02)
     weights = torch.randn(7, 4, 8)

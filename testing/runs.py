@@ -223,7 +223,7 @@ def run_all(
 ) -> Any:
     """Run train.main with the "flags" of each case in the directory `folder`, all in one group of ranks.
 
-    One with "cache" keeps derived files in this directory, as do those after it.
+    One with "cache" keeps derived files in this directory, as do those after it; these have its environment "variables", too.
     longest_answer: tokens, where a case asks for answers
     Returns name -> {"said": what rank 0 printed, "log": its log_history} of the cases that went well, and how the group ended.
     """
@@ -261,12 +261,14 @@ def _work(job: Path) -> None:
     import torch
 
     import train
+    from brigade.kernels import prove
     from brigade.train.distributed import ranks
     from brigade.train.step import sample_answers
     from brigade.train.upstream import memory_snapshots
 
     from . import disturbances, pretended_liger
 
+    prove.QUICK.update(seconds=900.0, path=300.0)  # a fake device has no speed
     todo = json.loads(job.read_text())
     sample_answers.LONGEST = todo["longest_answer"] or sample_answers.LONGEST
     os.chdir(todo["folder"])
@@ -280,6 +282,7 @@ def _work(job: Path) -> None:
         pretended_liger.CALLS.clear()
         if "cache" in case:
             os.environ["BRIGADE_CACHE"] = case["cache"]
+        os.environ.update(case.get("variables", {}))
         for step in case.get("stops", ()):
             disturbances.interrupted(case["flags"], step)
         with contextlib.redirect_stdout(said), disturbances.damaged_gradients(case.get("damage") and rank == 1):

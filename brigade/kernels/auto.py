@@ -14,12 +14,13 @@ from ..train.distributed import ranks
 from ..train.distributed.devices import index as gpu_index
 from ..train.host.cluster import World
 from ..train.model import attention
+from ..train.recipe.objectives import may_share
 from ..train.recipe.settings import Settings
 from ..train.recipe.training_section import TrainingSection
 from ..train.run.offers import Proofs
 from ..train.strategy import Strategy
 from . import judging, models, paths, proofs, prove
-from .paths import ATTENTION, LAYERS, LIGER, OPTIMIZER, SET, Row
+from .paths import ATTENTION, LAYERS, LIGER, ONCE, OPTIMIZER, PROMPTS, PROVEN, SET, Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -72,7 +73,7 @@ def settle(
     how = attention.choose(settings, config, divides_sequences, proven)[0] if named == "auto" else named
     sets = common([verdict.get(SET) if verdict and verdict.get("with") == how else None for verdict in verdicts])
     optimizers = common([verdict.get(OPTIMIZER) if verdict else None for verdict in verdicts])
-    return Proofs(proven, taken(settings, closed, sets, optimizers))
+    return Proofs(proven, taken(settings, closed, sets, optimizers), unshared(verdicts, how))
 
 
 def closed(training: TrainingSection, strategy: Strategy, compiler: bool) -> set[str]:
@@ -91,6 +92,7 @@ def closed(training: TrainingSection, strategy: Strategy, compiler: bool) -> set
 def asked(settings: Settings, closed: Collection[str] = ()) -> list[str]:
     """The kinds of paths that a recipe leaves to proofs."""
     kinds = [ATTENTION] * (settings.recipe.model.attn_implementation == "auto")
+    kinds += [PROMPTS] * may_share(settings.recipe.training)
     kinds += [kind for key in settings.by_proof if key not in closed for kind in KINDS[key]]
     return list(dict.fromkeys(kinds))
 
@@ -113,6 +115,17 @@ def taken(settings: Settings, closed: Collection[str], sets: dict[str, float], o
             values |= {key: means[key] for key in free}
             break
     return {key: value for key, value in values.items() if key in settings.by_proof and key not in closed}
+
+
+def unshared(verdicts: list[dict[str, Row] | None], how: str) -> str:
+    """Why no pair shares its prompt with the attention `how`; "" where it is proven on all devices."""
+    for verdict in verdicts:
+        row = verdict.get(PROMPTS, {}) if verdict else {}
+        if row.get("attention") != how:
+            return Proofs().no_sharing
+        if row["status"] != PROVEN:
+            return str(row["why"])
+    return ""
 
 
 def common(verdicts: list[dict[str, float] | None]) -> dict[str, float]:
@@ -164,7 +177,7 @@ def here(
         kind: in_order(prove.proven_times(proof, kind), proof, kind) for kind in (ATTENTION, SET, OPTIMIZER)
     }
     tried = {row.get("attention") for name, row in proof["paths"].items() if name in proven[SET]}
-    return proven | {"with": tried.pop() if len(tried) == 1 else None}
+    return proven | {"with": tried.pop() if len(tried) == 1 else None, PROMPTS: proof["paths"].get(ONCE, {})}
 
 
 def _again(written: Row, shapes: Row, world: World, proof: Row, how: Row) -> Row:

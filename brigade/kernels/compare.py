@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from ..train.data.store import IGNORED
@@ -42,7 +43,7 @@ class Proof:
 
     def __init__(self, config: Row, dtype: str, device: torch.device | str) -> None:
         self.config, self.dtype, self.device = config, dtype, device
-        self.samples = models.samples(config["vocab_size"])
+        self.samples = models.pairs(models.samples(config["vocab_size"]))
         # Half precision in both forms that a run has: weights in it (LoRA's base), and fp32 weights under autocast.
         self.forms = (dtype,) if dtype == "fp32" else (dtype, "autocast")
         self.reference = self.alone("fp32", self.samples)
@@ -71,18 +72,18 @@ class Proof:
         return SCALE if self.dtype == "fp16" and form != "fp32" else 1.0
 
     def compare(
-        self, change: Callable[["PreTrainedModel"], "PreTrainedModel"], how: str, told_by: str, backward: bool = True
+        self, change: Callable[["PreTrainedModel"], "PreTrainedModel"], told: models.Told, backward: bool = True
     ) -> Row:
         """{"errors", "allowed", "form", "why"} of a path in the worst of its forms; why: "" where it agrees
 
-        change: called with the model, returns it as the path wants it; how: the attention it is built with
+        change: called with the model, returns it as the path wants it
         """
         worst: Row = {}
         for form in self.forms:
-            model = change(self.model(form, how))
-            ours = self.packed(model, form, how, told_by, backward)
+            model = change(self.model(form, told.how))
+            ours = self.packed(model, form, told, backward)
             off, allowed = errors(ours, self.reference), self.allowed(form)
-            off["moved"], allowed["moved"] = self.moved(model, form, how, told_by), self.moved_allowed(allowed)
+            off["moved"], allowed["moved"] = self.moved(model, form, told), self.moved_allowed(allowed)
             if "bias" in off:  # that of the kind of matrix that is furthest off
                 kind = max(off["bias"], key=lambda kind: off["bias"][kind] / allowed["bias"][kind])
                 off["bias"], allowed["bias"] = off["bias"][kind], allowed["bias"][kind]
@@ -103,35 +104,35 @@ class Proof:
         return allowed["logits"] if any(self.config.get(key) for key in models.EXPERTS) else 0.0
 
     def packed(
-        self, model: "PreTrainedModel", form: str, how: str, told_by: str, backward: bool
+        self, model: "PreTrainedModel", form: str, told: models.Told, backward: bool
     ) -> tuple[list[torch.Tensor], Row]:
-        inputs = models.batch(self.samples, models.PACKED, how, self.device)
+        inputs = models.batch(self.samples, models.PACKED, told, self.device)
         with self.autocast(form):
-            logits = self._logits(model, inputs, told_by)
+            logits = self._logits(model, inputs, told)
             if not backward:
                 return logits, {}
-            loss = models.forward(model, inputs, told_by, labels=True).loss
+            loss = models.forward(model, inputs, told, labels=True).loss
         (loss * self.scale(form)).backward()
         return logits, gradients(model, self.scale(form))
 
-    def moved(self, model: "PreTrainedModel", form: str, how: str, told_by: str) -> float:
-        """How far other samples' logits move when one sample in the middle or at the beginning of a row gets other tokens."""
+    def moved(self, model: "PreTrainedModel", form: str, told: models.Told) -> float:
+        """How far other samples' logits move when one sample in the middle or at the beginning of a row gets another answer."""
         replaced = (0, 5)
         changed = [dict(sample) for sample in self.samples]
         for number in replaced:
-            changed[number]["input_ids"] = (changed[number]["input_ids"] - 3 + 7) % (self.config["vocab_size"] - 3) + 3
+            ids, answers = changed[number]["input_ids"], (changed[number]["labels"] != IGNORED).cumsum() > 0
+            changed[number]["input_ids"] = np.where(answers, (ids - 3 + 7) % (self.config["vocab_size"] - 3) + 3, ids)
         logits = []
         with self.autocast(form):
             for samples in (self.samples, changed):
-                inputs = models.batch(samples, models.PACKED, how, self.device)
-                logits.append(self._logits(model, inputs, told_by))
+                logits.append(self._logits(model, models.batch(samples, models.PACKED, told, self.device), told))
         others = (i for i in range(len(self.samples)) if i not in replaced)
         return max(difference(logits[1][i], logits[0][i]) for i in others)
 
-    def _logits(self, model: "PreTrainedModel", inputs: Row, told_by: str) -> list[torch.Tensor]:
+    def _logits(self, model: "PreTrainedModel", inputs: Row, told: models.Told) -> list[torch.Tensor]:
         with torch.no_grad():
-            logits = models.forward(model, inputs, told_by, labels=False).logits
-        return list(logits[0].detach().float().split(models.LENGTHS))
+            logits = models.forward(model, inputs, told, labels=False).logits
+        return models.of_samples(logits[0].detach().float(), told.shares)
 
 
 def alone(

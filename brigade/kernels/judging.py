@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from . import paths
-from .paths import ATTENTION, PROVEN, SET, SLOWER, WRONG, Row
+from .paths import ATTENTION, PROVEN, SLOWER, WITH_ATTENTION, WRONG, Row
 
 TRIES = 3  # for a path that ran out of time: the disk may have been cold or the GPU busy
 CLOSE = 1.03  # times that are closer cannot be told apart: the table's order decides
@@ -12,6 +12,11 @@ CLOSE = 1.03  # times that are closer cannot be told apart: the table's order de
 def answered(row: Row) -> bool:
     """Whether a path of a proof has a status for any other reason than want of time."""
     return "status" in row and not row.get("timeouts")
+
+
+def tried_with_another(row: Row, attention: str) -> bool:
+    """Whether a path was tried with another attention than the recipe's. attention: auto: any will do"""
+    return row.get("kind") in WITH_ATTENTION and attention not in ("auto", row.get("attention"))
 
 
 def unjudged(row: Row) -> Row:
@@ -24,8 +29,7 @@ def to_try(proof: Row, kinds: Collection[str] = (ATTENTION,), attention: str = "
     ran out of time fewer than TRIES times."""
 
     def is_open(row: Row | None) -> bool:
-        other = row is not None and row["kind"] == SET and attention not in ("auto", row.get("attention"))
-        return row is None or other or 0 < row.get("timeouts", 0) < TRIES
+        return row is None or tried_with_another(row, attention) or 0 < row.get("timeouts", 0) < TRIES
 
     quick = [name for name, row in paths.table().items() if row.get("quick") and row["kind"] in kinds]
     return [name for name in quick if is_open(proof["paths"].get(name))]

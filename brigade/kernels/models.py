@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
 from ..errors import first_line
 from ..train import upstream
-from ..train.data.collate import ABOUT, Collate, Layout
+from ..train.data.collate import ABOUT, Collate, Layout, key_places
 from ..train.data.store import IGNORED
 from ..train.distributed.process import this_process
 from ..train.model import attention, packed_samples, per_layer, sample_by_sample
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
-# The tokens of each sample, just below and above the kernels' tiles of 64 and 128; and the samples in each row.
-LENGTHS = (200, 3, 129, 64, 2, 65, 310, 17)
+# The tokens of each sample, just below and above the kernels' tiles of 64 and 128; the samples in each row; and how many tokens
+# some of them may share with the sample before, with which they begin: of the second and the last pair of a row.
+LENGTHS = (200, 310, 3, 64, 2, 17, 129, 65)
 PACKED = ([0, 1, 2], [3], [4, 5, 6, 7])
+SHARED = np.array([0, 100, 0, 0, 0, 0, 0, 49])
 SEED = 3
 # A tiny model would hide a window longer than its samples, or a cap far above its scores. With these values, an attention that
 # leaves such a part out is far off.
@@ -34,6 +36,15 @@ HEADS = ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # Lengths in parts of max_length, which differ as in chats: of the samples that fill a row, and of single samples.
 SHARES, ALONE = (0.4, 0.05, 0.3, 0.1, 0.15), (1.0, 0.4, 0.7, 0.2)
+
+
+class Told(NamedTuple):
+    """How a model learns of the samples in a row: its attention; packed_samples.LENGTHS, POSITIONS, MASKS or MASK; and whether
+    some share what they begin with."""
+
+    how: str
+    by: str
+    shares: bool = False
 
 
 def for_proof(config: Row) -> Row:
@@ -159,13 +170,25 @@ def samples(vocabulary: int, lengths: Sequence[int] = LENGTHS) -> list[Row]:
     return made
 
 
+def pairs(samples: list[Row]) -> list[Row]:
+    """The same samples, of which some begin as the one before does, without labels there: with SHARED tokens, and the one that
+    predicts both answers."""
+    for number in np.flatnonzero(SHARED):
+        prompt = SHARED[number] + 1
+        for sample in samples[number - 1 : number + 1]:
+            sample["input_ids"][:prompt] = samples[number - 1]["input_ids"][:prompt]
+            sample["labels"][:prompt] = IGNORED
+            sample["labels"][prompt] = sample["input_ids"][prompt]
+    return samples
+
+
 def whole_rows(samples: list[Row]) -> list[Row]:
     """Each row of PACKED as one sample."""
     return [{key: np.concatenate([samples[number][key] for number in row]) for key in samples[0]} for row in PACKED]
 
 
 def batch(
-    samples: list[Row], rows: Sequence[Sequence[int]], how: str, device: torch.device | str, as_a_run: bool = False
+    samples: list[Row], rows: Sequence[Sequence[int]], told: Told, device: torch.device | str, as_a_run: bool = False
 ) -> Row:
     """Samples packed into rows as train.py's collator gives them to a model.
 
@@ -173,23 +196,31 @@ def batch(
     """
     joined = [{key: np.concatenate([samples[i][key] for i in members]) for key in samples[0]} for members in rows]
     several = any(len(members) > 1 for members in rows)
-    squares = as_a_run and how not in SAMPLE_BY_SAMPLE
-    collate = Collate(0, Layout(True, several, cumulative=how in NEEDS_CUMULATIVE_LENGTHS, squares=squares))
+    squares, cumulative = as_a_run and told.how not in SAMPLE_BY_SAMPLE, told.how in NEEDS_CUMULATIVE_LENGTHS
+    collate = Collate(0, Layout(True, several, cumulative, squares=squares, shares=told.shares))
     made = collate((joined, None))
     return {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in made.items()}
 
 
-def forward(model: "PreTrainedModel", inputs: Row, told_by: str, labels: bool) -> "CausalLMOutputWithPast":
-    """A forward pass as the Trainer makes it. told_by: packed_samples.LENGTHS, POSITIONS or MASKS; labels: for the loss."""
+def forward(model: "PreTrainedModel", inputs: Row, told: Told, labels: bool) -> "CausalLMOutputWithPast":
+    """A forward pass as the Trainer makes it. labels: for the loss"""
     about = inputs[ABOUT]
     left_out = (ABOUT,) if labels else (ABOUT, "labels", "shift_labels", "logits_to_keep")
     given = {key: value for key, value in inputs.items() if key not in left_out}
-    if told_by == packed_samples.MASKS and "attention_mask" not in given:
-        given["attention_mask"] = packed_samples.masks(model.config, given["position_ids"], model.dtype)
+    if told.by in packed_samples.BY_MASKS and "attention_mask" not in given:
+        given["attention_mask"] = packed_samples.masks(model.config, given["position_ids"], model.dtype, told.by)
     if labels:
         given["num_items_in_batch"] = about.supervised
     with this_process.forward_pass.told(about.end_to_end):
         return model(**given, use_cache=False)
+
+
+def of_samples(logits: torch.Tensor, shares: bool) -> list[torch.Tensor]:
+    """Logits of samples end to end, (tokens, vocabulary), as those of each sample: what it shares lies in the one before."""
+    if shares:
+        places = key_places(np.array(LENGTHS) - SHARED, SHARED)
+        logits = logits[torch.from_numpy(places).to(logits.device)]
+    return list(logits.split(LENGTHS))
 
 
 def timed_samples(shapes: Row, vocabulary: int) -> tuple[list[Row], list[list[int]]]:

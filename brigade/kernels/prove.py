@@ -16,8 +16,8 @@ from typing import IO
 from ..train.recipe.files import REPOSITORY
 from ..train.recipe.settings import Settings
 from . import models, paths, proofs
-from .judging import answered, judge, may_be_timed, unjudged
-from .paths import ABSENT, ATTENTION, FAILED, OPTIMIZER, PROVEN, SET, SLOWER, Row
+from .judging import answered, judge, may_be_timed, tried_with_another, unjudged
+from .paths import ABSENT, ATTENTION, FAILED, OPTIMIZER, PROVEN, SLOWER, WITH_ATTENTION, Row
 
 QUICK = {"seconds": 15.0, "path": 8.0, "rounds": 5}  # for a first run, which waits for the proof
 READY = 180.0  # seconds for a worker's imports, on a file system that all hosts share
@@ -80,7 +80,7 @@ def on_this_host(
         earlier = known["paths"].get(name, {}) if known else {}
         if why:
             results[name] = {"kind": row["kind"], "status": ABSENT, "why": why}
-        elif answered(earlier) and not (row["kind"] == SET and attention not in ("auto", earlier.get("attention"))):
+        elif answered(earlier) and not tried_with_another(earlier, attention):
             results[name] = unjudged(earlier)
         else:
             results[name] = {"kind": row["kind"]}
@@ -91,12 +91,12 @@ def on_this_host(
         "device": f"cuda:{index}" if device["type"] == "cuda" else "cpu",
     }
     limits = limits or (QUICK if quick else FULL)
-    singles = {name: row for name, row in results.items() if row["kind"] != SET}
+    singles = {name: row for name, row in results.items() if row["kind"] not in WITH_ATTENTION}
     clock = Clock(limits["seconds"])
     _drive(job, singles, limits, clock)
     if len(singles) < len(results):
         job["attention"] = _attention(rows, singles) if attention == "auto" else attention
-        _drive(job, _sets(rows, results, job["attention"]), limits, clock)
+        _drive(job, _with_attention(rows, results, job["attention"]), limits, clock)
     for name, row in results.items():
         if "timeouts" in row and known:
             row["timeouts"] += known["paths"].get(name, {}).get("timeouts", 0)
@@ -116,9 +116,9 @@ def _attention(rows: dict[str, Row], results: dict[str, Row]) -> str:
     return judge(choices, {name: dict(results[name]) for name in choices}).get(ATTENTION, "eager")
 
 
-def _sets(rows: dict[str, Row], results: dict[str, Row], attention: str) -> dict[str, Row]:
-    """The sets, with those marked absent of which a part is not proven; the others are to be tried with this attention."""
-    sets = {name: row for name, row in results.items() if row["kind"] == SET}
+def _with_attention(rows: dict[str, Row], results: dict[str, Row], attention: str) -> dict[str, Row]:
+    """The paths to be tried with this attention, with those marked absent of which a part is not proven."""
+    sets = {name: row for name, row in results.items() if row["kind"] in WITH_ATTENTION}
     for name, row in sets.items():
         missing = [part for part in rows[name]["uses"] if results.get(part, {}).get("status") not in (PROVEN, SLOWER)]
         if missing and "status" not in row:

@@ -23,12 +23,13 @@ from ..errors import first_line
 from ..train.distributed.devices import keep_fp32
 from ..train.distributed.launched import PR_SET_PDEATHSIG
 from . import paths, steps
-from .paths import ATTENTION, DTYPE, LAYERS, LIGER, OPTIMIZER, SET, Row
+from .paths import ATTENTION, DTYPE, LAYERS, LIGER, OPTIMIZER, PROMPTS, SET, WITH_ATTENTION, Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from .compare import Proof
+    from .models import Told
 
 
 class Worker:
@@ -85,9 +86,12 @@ class Worker:
         return self._proof
 
     def _model(self, path: str, row: Row) -> Row:
-        how = path if row["kind"] == ATTENTION else self.attention if row["kind"] == SET else "eager"
+        how = path if row["kind"] == ATTENTION else self.attention if row["kind"] in WITH_ATTENTION else "eager"
         forward_only = self.device == "cpu" and bool(row.get("no_backward_on_cpu"))
-        result = self.proof.compare(self._change(path), how, self._told(how), backward=not forward_only)
+        told, why = self._told(how, row["kind"] == PROMPTS)
+        if why:
+            return {"status": paths.ABSENT, "why": why}
+        result = self.proof.compare(self._change(path), told, not forward_only)
         return result | {"forward_only": True} if forward_only else result
 
     def _optimizer(self, path: str, row: Row) -> Row:
@@ -127,14 +131,18 @@ class Worker:
 
         return change
 
-    def _told(self, how: str) -> str:
-        """How a model with this attention learns where samples begin. A model that cannot learn it is not tried."""
+    def _told(self, how: str, shares: bool = False) -> tuple["Told", str]:
+        """How a model with this attention learns of the samples in a row; why it does not, where they share something: else it
+        does, for no other model is tried."""
         from ..train.model import attention, packed_samples
         from . import models
 
-        if how in attention.NEEDS_CUMULATIVE_LENGTHS:
-            return packed_samples.LENGTHS
-        return packed_samples.method_of(models.described(self.config), "eager")[0]
+        way, why = packed_samples.LENGTHS, ""
+        if shares:
+            way, why = packed_samples.way_of_sharing(models.described(self.config), how)
+        elif how not in attention.NEEDS_CUMULATIVE_LENGTHS:
+            way, _ = packed_samples.method_of(models.described(self.config), "eager")
+        return models.Told(how, way, shares), why
 
     # ---- how fast is it? -------------------------------------------------------------------------------------------
     def time(self) -> bool:
@@ -186,12 +194,13 @@ class Worker:
         from . import models
 
         some, rows = models.timed_samples(self.shapes, model.config.vocab_size)
-        inputs, told_by = models.batch(some, rows, how, self.device, as_a_run=True), self._told(how)
+        told, _ = self._told(how)
+        inputs = models.batch(some, rows, told, self.device, as_a_run=True)
 
         def call() -> None:
             if switch:
                 model.set_attn_implementation(how)
-            models.forward(model, inputs, told_by, labels=True).loss.backward()
+            models.forward(model, inputs, told, labels=True).loss.backward()
             model.zero_grad(set_to_none=True)
 
         return call

@@ -131,6 +131,36 @@ def test_objectives_and_methods_are_those_of_the_cpu_and_wait_for_nothing_in_eac
         assert "waits" not in result or not waits.in_each_micro_step(result["waits"]), name
 
 
+@pytest.mark.slow
+def test_pairs_share_their_prompts_where_the_device_has_proven_it(tmp_path):
+    """In fp32 by SDPA, in bf16 by FlashAttention, of which a kernel is planted that aligns the first query with the first key."""
+    flags = [*gpu_lane.LANE, *gpu_lane.DPO, "--packing", "true", "--optim", "sgd", "--learning_rate", "0.6"]
+    flags += [*runs.write_inputs(tmp_path), "--per_device_train_batch_size", "2", "--dataloader_num_workers", "0"]
+    cases = [
+        {"name": f"{precision} {asked}", "flags": [*flags, *gpu_lane.PRECISIONS[precision], "--share_prompts", asked]}
+        for precision in ("fp32", "bf16")
+        for asked in ("false", "true")
+    ]
+    aligned = {"cache": str(tmp_path / "cache"), "variables": {"FAKE_GPU_ALIGNS": "top-left"}}
+    cases += [
+        {"name": asked, "flags": [*flags, "--bf16", "--share_prompts", asked]} | aligned for asked in ("auto", "true")
+    ]
+    for case in cases:
+        case["flags"] += ["--output_dir", str(tmp_path / case["name"])]
+    found, done = runs.run_all(1, cases, tmp_path, 600, gpus=True)
+    assert list(found) == [case["name"] for case in cases[:-1]] and done.returncode, done.stderr[-3000:]
+    once, why = "once for both answers of a pair", r"with varlen: logits are off by \S+, rounding allows"
+    assert all(once in found[f"{precision} true"]["said"] for precision in ("fp32", "bf16"))
+    assert re.search(f"once for each answer: {why}", " ".join(found["auto"]["said"].split()))
+    assert re.search(
+        f"--share_prompts\\s+.*the answers of a pair cannot share the tokens of their prompt: {why}", done.stderr
+    )
+    for name, other in (("fp32 true", "fp32 false"), ("bf16 true", "bf16 false"), ("auto", "bf16 false")):
+        losses = [run_files.figures(found[each]["log"], "loss")["loss"] for each in (name, other)]
+        tolerance = 0 if name == "auto" else gpu_lane.TOLERANCE[name.partition(" ")[0]]
+        assert losses[0] == pytest.approx(losses[1], rel=tolerance, abs=0) and len(losses[0]) == gpu_lane.STEPS
+
+
 def away(one, other):
     """The distance between two models' weights."""
     return sum((one[key].float() - other[key].float()).square().sum() for key in one).sqrt()

@@ -1,16 +1,18 @@
 """The two answers of a pair share the tokens of their prompt, and give the losses and gradients of answers by themselves."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from benchmarks.architectures import LACKING
 from brigade.errors import UserError
 from brigade.train.data.answers import ANSWERS, SHARED, TOKENS, prompts_once, samples_of
-from brigade.train.data.collate import ABOUT, KEYS, Collate, Layout
+from brigade.train.data.collate import ABOUT, KEY_PLACES, KEYS, Collate, Layout, cumulative
 from brigade.train.data.store import IGNORED
 from brigade.train.loss import objective_checks, own_loss
 from brigade.train.loss.objective.contract import sums
@@ -131,6 +133,32 @@ def test_losses_and_gradients_are_those_of_answers_by_themselves(family, how):
     assert far(learned(model, way, True, off_by_one), expected) > 1e-3
 
 
+def test_a_package_of_flash_attention_gets_the_keys_that_samples_see(monkeypatch):
+    """Its kernels would read on behind the last key. Here the definition stands for them: the last query sees the last key."""
+
+    def forward(query, key, value, mask, cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, **_):
+        assert (key.shape[1], max_length_q, max_length_k) == (int(cu_seq_lens_k[-1]), 7, 10) and mask is None
+        lengths = [borders.diff().tolist() for borders in (cu_seq_lens_q, cu_seq_lens_k, cu_seq_lens_k)]
+        split = (
+            tensor.transpose(1, 2).split(each, 2) for tensor, each in zip((query, key, value), lengths, strict=True)
+        )
+        found = []
+        for q, k, v in zip(*split, strict=True):
+            band = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2])
+            found.append(torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=band, enable_gqa=True))
+        return torch.cat(found, 2).transpose(1, 2)
+
+    monkeypatch.setattr("transformers.integrations.flash_attention._flash_attention_forward", forward)
+    module = SimpleNamespace(config=SimpleNamespace(_attn_implementation="flash_attention_2"), is_causal=True)
+    told = cumulative(np.array([7, 4, 3]), np.array([0, 6, 0]))
+    assert told[KEY_PLACES].tolist() == [*range(7), *range(6), *range(7, 11), *range(11, 14)]
+    tensors = [torch.randn(1, heads, 14, 8, dtype=torch.float64) for heads in (4, 2, 2)]
+    attention.register()
+    for name in attention.FLASH:
+        found, _ = ALL_ATTENTION_FUNCTIONS[name](module, *tensors, None, scaling=None, **told)
+        torch.testing.assert_close(found, attention.varlen(module, *tensors, None, **told)[0])
+
+
 def test_half_precision_on_a_cpu_is_as_near_as_without_sharing():
     exact = learned(model_of("llama", "varlen"), packed_samples.LENGTHS, False)
     model = model_of("llama", "varlen", torch.bfloat16)
@@ -182,21 +210,20 @@ def test_lengths_by_which_an_answer_sees_the_other_are_found(tries, monkeypatch)
     assert tries("llama", "varlen") == packed_samples.NOTHING
 
 
-@pytest.mark.parametrize("keys, axes, gpu, why", [
-    ({}, {}, False, ""), ({"share_prompts": True}, {}, False, ""),
-    ({"share_prompts": False}, {}, False, None), ({"objective": "kto"}, {}, False, None), ({"objective": "sft"}, {}, False, None),
-    ({}, {}, True, "nobody has compared it with varlen on a GPU"), ({"padding_free": False}, {}, False, "padding_free is false"),
-    ({}, {"tensor": 2}, False, "a tensor group"), ({}, {"sequence": 2}, False, "parts of each sequence"),
-    ({}, {"stages": 2}, False, "in a pipeline"), ({}, {"experts": 2}, False, "experts are divided"),
-    ({"torch_compile": True}, {}, False, "compiled layers"), ({"router_aux_loss_coef": 0.01}, {}, False, "a mean over tokens"),
+@pytest.mark.parametrize("keys, axes, on_gpus, why", [
+    ({}, {}, "", ""), ({"share_prompts": True}, {}, "", ""),
+    ({"share_prompts": False}, {}, "", None), ({"objective": "kto"}, {}, "", None), ({"objective": "sft"}, {}, "", None),
+    ({}, {}, "logits are off", "with varlen: logits are off"), ({"padding_free": False}, {}, "", "padding_free is false"),
+    ({}, {"tensor": 2}, "", "a tensor group"), ({}, {"sequence": 2}, "", "parts of each sequence"),
+    ({}, {"stages": 2}, "", "in a pipeline"), ({}, {"experts": 2}, "", "experts are divided"),
+    ({"torch_compile": True}, {}, "", "compiled layers"), ({"router_aux_loss_coef": 0.01}, {}, "", "a mean over tokens"),
 ])  # fmt: skip
-def test_it_is_on_where_it_is_proven(keys, axes, gpu, why, load, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+def test_it_is_on_where_it_is_proven(keys, axes, on_gpus, why, load):
     settings = load(training={"objective": "dpo", **keys})
     strategy = Strategy("ddp", "ddp", "a test", axes=Axes(**axes))
 
     class Run:
-        kernels = Kernels("varlen")
+        kernels = Kernels("varlen", no_sharing=on_gpus)
 
     Run.settings, Run.strategy = settings, strategy
     config = AutoConfig.for_model("llama")
@@ -219,13 +246,16 @@ def test_a_reference_of_other_layers_is_tried_as_well(family, on, load, monkeypa
     assert (way == packed_samples.LENGTHS) == on and ("reference" in why) != on
 
 
-def test_true_is_an_error_where_it_is_not_proven(load, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-
+@pytest.mark.parametrize("kernels, why", [
+    (Kernels("flex_attention"), "nobody has compared it with flex_attention"),
+    (Kernels("flash_attention_2", no_sharing="logits are off"), "with flash_attention_2: logits are off"),
+])  # fmt: skip
+def test_true_is_an_error_where_it_is_not_proven(kernels, why, load):
     class Run:
         settings = load(training={"objective": "orpo", "share_prompts": True})
-        kernels, strategy = Kernels("flash_attention_2"), Strategy("ddp", "ddp", "a test")
+        strategy = Strategy("ddp", "ddp", "a test")
 
-    with pytest.raises(UserError, match="nobody has compared it with flash_attention_2"):
+    Run.kernels = kernels
+    with pytest.raises(UserError, match=why):
         objective_checks.check(Run, AutoConfig.for_model("llama"))
     assert refusal(share_prompts=True, sequence=True)["key"] == "share_prompts"

@@ -46,7 +46,8 @@ ABOUT, REAL, WEIGHTS, TEACHER = "about", "real", "token_weights", "teacher"
 # What a model's head and loss read alone.
 OF_THE_HEAD = ("labels", "shift_labels", "logits_to_keep", "num_items_in_batch")
 # Where samples begin, as flash attention's variable-length kernels take it: among the queries, and among the keys that they see.
-BORDERS, KEYS = "cu_seq_lens_q", "cu_seq_lens_k"
+# And where some see keys of the sample before theirs, too: of each key that is seen, the place of its token.
+BORDERS, KEYS, KEY_PLACES = "cu_seq_lens_q", "cu_seq_lens_k", "key_places"
 
 
 class WithFiller(torch.utils.data.Dataset):
@@ -311,7 +312,16 @@ def positions(lengths: np.ndarray, before: np.ndarray | int = 0) -> np.ndarray:
 
 def cumulative(lengths: np.ndarray, before: np.ndarray | int = 0) -> MicroBatch:
     """Return where samples begin, under the names by which flash attention's variable-length kernels take it. before: as of
-    positions(): a sample has so many more keys than queries"""
+    positions(): a sample has so many more keys than queries, and KEY_PLACES says which"""
     ends, of_keys = (torch.from_numpy(np.cumsum([0, *each]).astype(np.int32)) for each in (lengths, lengths + before))
     longest = {"max_length_q": int(lengths.max()), "max_length_k": int((lengths + before).max())}
-    return {BORDERS: ends, KEYS: of_keys, **longest}
+    places = {KEY_PLACES: torch.from_numpy(key_places(lengths, before))} if np.any(before) else {}
+    return {BORDERS: ends, KEYS: of_keys, **longest, **places}
+
+
+def key_places(lengths: np.ndarray, before: np.ndarray | int) -> np.ndarray:
+    """Return the places of the tokens that samples see, one sample after the other; int64 (keys,). before: as of positions()"""
+    begins, keys = np.cumsum(lengths) - lengths, lengths + before
+    within = positions(keys)
+    of_shared, of_own = (np.repeat(first, keys) for first in (np.roll(begins, 1), begins - before))
+    return within + np.where(within < np.repeat(keys - lengths, keys), of_shared, of_own)

@@ -41,7 +41,10 @@ def choose_kernels(settings: Settings, strategy: Strategy, config: PreTrainedCon
     attention that does not compute what this model's does."""
     how, why = attention.choose(settings, config, strategy.axes.sequence > 1, proofs.attention)
     training, (liger, no_liger) = settings.recipe.training, choose_liger(settings)
-    return Kernels(how, why, training.torch_compile, liger, training.optim, no_liger, why_uncompiled(settings))
+    no_sharing = proofs.no_sharing if torch.cuda.is_available() else ""
+    return Kernels(
+        how, why, training.torch_compile, liger, training.optim, no_liger, why_uncompiled(settings), no_sharing
+    )
 
 
 def why_uncompiled(settings: Settings) -> str:

@@ -6,7 +6,7 @@ from ...errors import UserError
 from ..model import packed_samples, scores
 from ..model.experts import router_loss_coef
 from ..model.location import load_config
-from ..recipe.objectives import ADAPTERS_OFF, MODEL, needs_second_model, objective_of, reference_of
+from ..recipe.objectives import ADAPTERS_OFF, MODEL, may_share, needs_second_model, objective_of, reference_of
 from ..run.directory import Run
 from ..strategy import facts_of, refusal
 from . import distillation, own_loss, second_model
@@ -43,8 +43,7 @@ def way_of_sharing(run: Run, config: "PreTrainedConfig") -> tuple[str, str]:
     """Return (how attention learns that the two answers of a pair share the tokens of their prompt, as packed_samples says, or
     NOTHING where they do not; why not, "" where nobody asks for it)."""
     settings, how = run.settings, run.kernels.attention
-    training = settings.recipe.training
-    if "share_prompts" not in objective_of(training).keys or not training.share_prompts:
+    if not may_share(settings.recipe.training):
         return packed_samples.NOTHING, ""
     row = refusal(**facts_of(run.strategy, settings) | {"share_prompts": True})
     if row:
@@ -60,6 +59,8 @@ def way_of_sharing(run: Run, config: "PreTrainedConfig") -> tuple[str, str]:
         way, why = packed_samples.way_of_sharing(load_config(settings.of_second(str(reference))), how, trusts)
         if way != found[0]:
             return packed_samples.NOTHING, f"the reference's attention learns it otherwise: {why or way}"
+    if run.kernels.no_sharing and found[0] != packed_samples.NOTHING:
+        return packed_samples.NOTHING, f"with {how}: {run.kernels.no_sharing}"
     return found
 
 

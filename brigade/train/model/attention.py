@@ -6,8 +6,8 @@ and throws it away; varlen computes none of them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -153,6 +153,8 @@ def register() -> None:
 
     # Not traced by torch.compile: every set of lengths would be a program of its own. The layers around it are.
     ALL_ATTENTION_FUNCTIONS.register(VARLEN, torch.compiler.disable(varlen))
+    for name in FLASH:
+        ALL_ATTENTION_FUNCTIONS.register(name, flash)
     masking_utils.ALL_MASK_ATTENTION_FUNCTIONS.register(VARLEN, mask)
 
     look = masking_utils.find_packed_sequence_indices
@@ -183,6 +185,8 @@ def varlen(
     cu_seq_lens_q: torch.Tensor | None = None,
     cu_seq_lens_k: torch.Tensor | None = None,
     max_length_q: int | None = None,
+    max_length_k: int | None = None,
+    key_places: torch.Tensor | None = None,
     **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
     """Compute causal attention within each sample of a sequence.
@@ -190,8 +194,9 @@ def varlen(
     query: (1, heads, tokens, head size); key, value: (1, key-value heads, tokens, head size)
     cu_seq_lens_q: int32 (samples + 1,), where samples begin and the last one ends; None: a single sample; on_host: the same on
     the host, which otherwise waits for it in SDPA
-    cu_seq_lens_k: likewise of the keys. A sample with more keys than queries sees first those with which the sample before it
-    begins: the prompt that both share. On a GPU they are those of the queries (packed_samples.way_of_sharing)
+    cu_seq_lens_k, key_places: likewise of the keys that samples see, and int64 (keys,), the places of their tokens; None: each
+    sample's own. One with more keys than queries sees first those with which the sample before it begins, the prompt that both
+    share; its last query sees all keys
     Returns (1, tokens, heads, head size). In bf16 and fp16 by torch's varlen_attn on a GPU, a FlashAttention kernel, and
     by BlockedAttention on a CPU; else by SDPA.
     """
@@ -203,6 +208,7 @@ def varlen(
     if torch.is_autocast_enabled(query.device.type):  # as for SDPA: rotary embeddings and norms hand over fp32
         half = torch.get_autocast_dtype(query.device.type)
         query, key, value = (tensor.to(half) for tensor in (query, key, value))
+    key, value = seen(key_places, key, value)
     grouped = query.shape[1] != key.shape[1]
     alike = query.shape[-1] == value.shape[-1]  # as FlashAttention needs; DeepSeek-V3's are not
     if cu_seq_lens_q is not None and query.is_cuda and query.dtype != torch.float32 and not dropout and alike:
@@ -210,7 +216,7 @@ def varlen(
 
         window = (-1 if sliding_window is None else sliding_window - 1, 0)
         by_token = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        borders = cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q
+        borders = cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k
         output = varlen_attn(*by_token, *borders, scale=scaling, window_size=window, enable_gqa=grouped)
         return output[None], None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -220,16 +226,11 @@ def varlen(
         from .cpu_attention import BlockedAttention, takes
     parts: list[torch.Tensor] = []
     lengths = [query.shape[2]] if cu_seq_lens_q is None else on_host(cu_seq_lens_q).diff().tolist()
-    seen = lengths if cu_seq_lens_k is None else on_host(cu_seq_lens_k).diff().tolist()
+    keys = lengths if cu_seq_lens_k is None else on_host(cu_seq_lens_k).diff().tolist()
     # split and not slices: the gradient of each slice would be a whole sequence of zeros with the slice in it
-    samples = list(zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True))
-    for number, (q, k, v) in enumerate(samples):
-        before = seen[number] - lengths[number]
-        if before:
-            k, v = (
-                torch.cat([first[:, :, :before], own], dim=2)
-                for first, own in zip(samples[number - 1][1:], (k, v), strict=True)
-            )
+    samples = (tensor.split(each, dim=2) for tensor, each in ((query, lengths), (key, keys), (value, keys)))
+    for q, k, v in zip(*samples, strict=True):
+        before = k.shape[2] - q.shape[2]
         if half_on_cpu and takes(q, k, dropout, sliding_window):
             parts.append(BlockedAttention.apply(q, k, v, scale))
             continue
@@ -241,3 +242,30 @@ def varlen(
         sdpa = torch.nn.functional.scaled_dot_product_attention
         parts.append(sdpa(q, k, v, attn_mask=band, is_causal=band is None, **options))
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
+
+
+def flash(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    key_places: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Compute FlashAttention by Transformers' function, which takes keys as its kernels do. All as of varlen()."""
+    from transformers.integrations.flash_attention import flash_attention_forward
+
+    output: torch.Tensor = flash_attention_forward(
+        module, query, *seen(key_places, key, value), attention_mask, **kwargs
+    )[0]
+    return output, None
+
+
+def seen(places: torch.Tensor | None, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Return the keys, or values, of the tokens at these places: (1, heads, keys, head size) of (1, heads, tokens, head size).
+
+    A prompt that two answers share is there twice, and its gradient is the sum of both: of two numbers, so that no order
+    matters in which a GPU adds them. places: as from collate.key_places(); None: all tokens, as they are
+    """
+    return tensors if places is None else [tensor.index_select(2, places) for tensor in tensors]

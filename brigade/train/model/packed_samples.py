@@ -84,8 +84,8 @@ def method_of(config: PreTrainedConfig, how: str, trust_remote_code: bool = Fals
 def way_of_sharing(config: PreTrainedConfig, how: str, trust_remote_code: bool = False) -> tuple[str, str]:
     """Return (LENGTHS, MASKS or MASK, by which the two answers of a pair can share the tokens of their prompt, or NOTHING; why it
     is NOTHING)."""
-    if how not in (attention.VARLEN, *attention.MASKED) or torch.cuda.is_available():
-        return NOTHING, f"nobody has compared it with {how}{' on a GPU' * torch.cuda.is_available()}"
+    if how not in (*attention.NEEDS_CUMULATIVE_LENGTHS, *attention.MASKED):
+        return NOTHING, f"nobody has compared it with {how}"
     return _tried(trial.Architecture.of(config), how, trust_remote_code, shares=True)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ..data.collate import BORDERS, KEYS, Inputs, on_host
+from ..data.collate import BORDERS, KEY_PLACES, KEYS, Inputs, on_host
 from ..upstream import replaced
 from ..upstream.experts import computes_gradients, gather_whole
 from ..upstream.samples_end_to_end import count_within_samples
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # The longest sample of a group has at most this many times the tokens of its shortest, so that less than a third is padding.
 ALIKE = 1.5
 # What layers are told about the samples of a sequence. Stateful ones read it only with kernels, and raise an error without them.
-_TOLD = (BORDERS, KEYS, "max_length_q", "max_length_k")
+_TOLD = (BORDERS, KEYS, KEY_PLACES, "max_length_q", "max_length_k")
 _CACHES = ("cache", "past_key_values", "cache_params")
 
 

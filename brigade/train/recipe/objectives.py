@@ -212,6 +212,11 @@ def objective_of(training: ObjectiveKeys) -> Objective:
     return Objective(training.objective, PAIRS, keys, reference=training.reference is not None)
 
 
+def may_share(training: ObjectiveKeys) -> bool:
+    """Whether a recipe permits that the two answers of a pair share the tokens of their prompt."""
+    return "share_prompts" in objective_of(training).keys and bool(training.share_prompts)
+
+
 def beta_of(training: ObjectiveKeys) -> float:
     """Return the recipe's beta, or its objective's default."""
     return training.beta or objective_of(training).beta or 0.1

@@ -48,7 +48,8 @@ class Kernels:
     """What a run computes with, the same on all its ranks (engines/kernels.py).
 
     attention: the implementation's name, and why it is that one in a few words; no_liger: why Liger's kernels are asked for and
-    not used; no_compile: why `auto` compiles nothing; the others: values of the recipe's keys
+    not used; no_compile: why `auto` compiles nothing; no_sharing: why this attention is not trusted with prompts that two answers
+    share on these GPUs; the others: values of the recipe's keys
     """
 
     attention: str = ""
@@ -58,6 +59,7 @@ class Kernels:
     optim: str = ""
     no_liger: str = ""
     no_compile: str = ""
+    no_sharing: str = ""
 
     def record(self) -> Fields:
         """Return what run.yaml says of them."""

@@ -13,10 +13,12 @@ class Proofs:
 
     attention: implementations that agree with eager -> milliseconds, the fastest first
     values: of the recipe's keys that are left to proofs (Settings.by_proof), those that something is proven for
+    no_sharing: why the attention that the run takes is not proven where pairs share their prompt; "" where it is
     """
 
     attention: Mapping[str, float] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
+    no_sharing: str = "nobody has proven it on these GPUs"
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,8 @@ def proof_of(wrong=(), with_="varlen", device=H100, **milliseconds):
 
 @pytest.fixture
 def settled(load, monkeypatch):
-    """settled(proof, flags, closed): the settings of a run on one H100 that has this proof; no other is made."""
+    """settled(proof, flags, closed, answer): the settings of a run on one H100 that has this proof; one that it makes comes to
+    `answer`, by default to the same."""
     monkeypatch.setattr(proofs, "device", lambda index=0: H100)
     for name, value in (
         ("is_available", True),
@@ -53,14 +54,15 @@ def settled(load, monkeypatch):
     ):
         monkeypatch.setattr(f"torch.cuda.{name}", lambda *_, value=value: value)
 
-    def settle(proof, *flags, closed=()):
+    def settle(proof, *flags, closed=(), answer=None):
         asked = []
-        monkeypatch.setattr(prove, "on_this_host", lambda *given, **more: asked.append(more) or proof)
+        monkeypatch.setattr(prove, "on_this_host", lambda *given, **more: asked.append(more) or answer or proof)
         if proof:
             proofs.write(proof)
         settings = load(*RUN, *flags)
         proofs_of_run = auto.settle(settings, written(), WORLD, closed)
-        return SimpleNamespace(recipe=settings.with_training(**proofs_of_run.values).recipe, asked=asked)
+        recipe = settings.with_training(**proofs_of_run.values).recipe
+        return SimpleNamespace(recipe=recipe, asked=asked, no_sharing=proofs_of_run.no_sharing)
 
     return settle
 
@@ -124,6 +126,35 @@ def test_a_first_run_tries_what_its_recipe_leaves_open(settled, monkeypatch):
     assert set(settings.asked[0]["kinds"]) == {"attention", "optimizer"} and settings.asked[0]["known"] == few
     assert judging.to_try(few) == [] and judging.to_try(few, ("optimizer",)) == [FUSED, "adamw_torch"]
     assert not settled(proof_of(**ATTENTION, **OPTIMIZERS), *ALL[:2]).asked
+
+
+ONCE = {"kind": "prompts", "status": "proven", "why": "", "attention": "varlen"}
+
+
+@pytest.mark.parametrize("row, flags, why", [
+    (ONCE, (), ""),
+    (ONCE | {"status": "wrong", "why": "logits are off"}, (), "logits are off"),
+    (ONCE | {"attention": "sdpa"}, (), "nobody has proven it"),
+    (ONCE | {"attention": "sdpa"}, ("--attn_implementation", "sdpa"), ""),
+    (ONCE, ("--share_prompts", "false"), "nobody has proven it"),
+])  # fmt: skip
+def test_pairs_share_prompts_with_the_attention_that_is_proven_for_it(settled, row, flags, why):
+    """And nobody tries it who does not ask for it."""
+    proof = proof_of(**ATTENTION)
+    answer = proof | {"paths": proof["paths"] | {"prompts_once": row}}
+    settings = settled(proof, "--objective", "dpo", *flags, answer=answer)
+    assert settings.no_sharing.startswith(why) and bool(settings.no_sharing) == bool(why)
+    tries = [each["kinds"] for each in settings.asked]
+    assert tries == [[*["attention"] * ("--attn_implementation" not in flags), "prompts"]] * (
+        "--share_prompts" not in flags
+    )
+
+
+def test_no_device_that_proves_nothing_shares_prompts():
+    sound = {"prompts": ONCE}
+    assert auto.unshared([sound, sound], "varlen") == ""
+    for other in (None, {}, {"prompts": {}}, {"prompts": ONCE | {"status": "failed", "why": "no answer"}}):
+        assert auto.unshared([sound, other], "varlen")
 
 
 def test_all_hosts_take_what_each_has_proven(settled, monkeypatch, load):

@@ -20,11 +20,11 @@ from testing.made_up_kernels import A100, CPU, H100, NARROW, RTX_4090, SHAPES, c
 from testing.shipped import shipped
 
 
-def tried(rows, family="llama", dtype="fp32", **values):
-    """The last event of each path, of a worker in this process."""
+def tried(rows, family="llama", dtype="fp32", attention="eager", **values):
+    """The last event of each path, of a worker in this process. attention: of paths that are tried with one"""
     events, values = [], ({} if dtype == "fp32" else NARROW.get(family, {})) | values
     job = {"config": config(family, **values), "shapes": SHAPES | {"dtype": dtype}, "device": "cpu", "rows": rows}
-    worker.Worker(job | {"prove": list(rows), "time": [], "rounds": 1}, events.append).run()
+    worker.Worker(job | {"prove": list(rows), "time": [], "rounds": 1, "attention": attention}, events.append).run()
     return {event["path"]: event for event in events if "path" in event and event["stage"] == "prove"}
 
 
@@ -54,6 +54,52 @@ def test_what_cpus_have_agrees_with_eager(family, dtype):
 def test_what_is_wrong_on_purpose_is_found(name, said, family, dtype):
     found = tried({name: faulty_kernels.row(name)}, family, dtype)[name]
     assert found["status"] == "wrong" and said in found["why"]
+
+
+# ---- prompts that two answers share ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("family, how, dtype", marks.cases(
+    *(("llama", "varlen", "fp32"), ("llama", "varlen", "bf16"), ("llama", "sdpa", "fp32")),
+    slow=[("mistral", "varlen", "bf16"), ("mistral", "sdpa", "fp32"), ("llama", "eager", "fp32")],
+    matrix=[("qwen3_moe", "varlen", "fp32"), ("deepseek_v3", "varlen", "bf16"), ("gemma3_text", "sdpa", "bf16")],
+))  # fmt: skip
+def test_a_prompt_that_two_answers_share_gives_what_each_gives_by_itself(family, how, dtype):
+    found = tried(own("prompts_once"), family, dtype, how)["prompts_once"]
+    assert (found["status"], found["why"]) == ("proven", ""), found
+
+
+def test_where_layers_carry_a_state_nothing_is_tried():
+    found = tried(own("prompts_once"), "qwen3_5_text", attention="sdpa")["prompts_once"]
+    assert found["status"] == "absent" and "errors" not in found
+
+
+def aligned_top_left(module, query, key, value, mask, key_places=None, cu_seq_lens_k=None, **named):
+    """As FlashAttention before 2.1 did where there are more keys than queries: the first query sees the first key."""
+    if key_places is None:
+        return SOUND(module, query, key, value, mask, **named)
+    ends, of_keys = named["cu_seq_lens_q"].tolist(), cu_seq_lens_k.tolist()
+    kept = [place for end, begin, after in zip(of_keys, ends, ends[1:]) for place in range(end, end + after - begin)]  # noqa: B905
+    return SOUND(module, query, *(tensor[:, :, key_places[kept]] for tensor in (key, value)), mask, **named)
+
+
+def one_key_further(module, query, key, value, mask, key_places=None, **named):
+    """The last key of a prompt is the first of the other answer."""
+    if key_places is not None:
+        key_places = key_places + (key_places.diff(append=key_places[-1:]) > 1)
+    return SOUND(module, query, key, value, mask, key_places=key_places, **named)
+
+
+SOUND = attention.varlen
+
+
+@pytest.mark.parametrize("spoilt", [aligned_top_left, one_key_further])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_keys_that_an_answer_should_not_see_are_found(spoilt, dtype, monkeypatch):
+    """The device's kernel alone is wrong: on the CPU, where the way to tell it is tried, all is well."""
+    monkeypatch.setattr(packed_samples, "way_of_sharing", lambda *_: (packed_samples.LENGTHS, ""))
+    monkeypatch.setattr(attention, "varlen", spoilt)
+    found = tried(own("varlen", "prompts_once"), dtype=dtype, attention="varlen")
+    assert [found[name]["status"] for name in ("varlen", "prompts_once")] == ["proven", "wrong"]
+    assert "off by" in found["prompts_once"]["why"]
 
 
 @pytest.mark.slow
