@@ -31,15 +31,18 @@ def hear(
     if python is None:
         print(f"{peer.name}: no environment {peer.requirements} in {environments}")
         return []
+    refused = page.refusals(peer.name)
     if not again:
-        jobs.run(peer, questions, folder, python)
+        jobs.run(peer, [question for question in questions if question.name not in refused], folder, python)
     rows = []
     for question in questions:
-        job = jobs.job_of(question, peer, folder)
-        if not jobs.has_answered(job):
-            continue
-        results = jobs.results_of(job)
-        verdict = verdicts.judge(question, job, results)
+        versions, verdict = {}, verdicts.Verdict(verdicts.REFUSED, refused.get(question.name, ""))
+        if question.name not in refused:
+            job = jobs.job_of(question, peer, folder)
+            if not jobs.has_answered(job):
+                continue
+            results = jobs.results_of(job)
+            versions, verdict = results[0].get("versions", {}), verdicts.judge(question, job, results)
         rows.append(
             {
                 "peer": peer.name,
@@ -47,7 +50,7 @@ def hear(
                 "verdict": verdict.kind,
                 "said": page.without_paths(verdict.said, folder),
                 "differences": {key: float(f"{value:.1e}") for key, value in verdict.differences.items()},
-                "versions": results[0].get("versions", {}),
+                "versions": versions,
                 "date": time.strftime("%Y-%m-%d"),
             }
         )

@@ -101,7 +101,7 @@ def _start(peer: Peer, jobs: list[Result], folder: Path, python: str) -> None:
         file = folder / peer.name / "jobs.json"
         file.write_text(json.dumps(jobs))
         ranks = jobs[0]["ranks"]
-        module = ["-m", f"benchmarks.court.peers.{peer.name}", str(file)]
+        module = ["-m", "benchmarks.court.peers", peer.name, str(file)]
         launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--master_port", str(free_port())]
         command = [python, *module] if ranks == 1 else [python, *launcher, *module]
         log = folder / peer.name / f"{jobs[0]['question']}.log"

@@ -32,6 +32,12 @@ def notes() -> dict[str, dict[str, Row]]:
     return yaml.safe_load((HERE / "notes.yaml").read_text())
 
 
+def refusals(peer: str) -> dict[str, str]:
+    """Return what a peer says of each question that it does not do, and that is therefore not put to it."""
+    refuses = notes().get(peer, {}).get("refuses", {})
+    return {question: words for words, questions in refuses.items() for question in questions}
+
+
 def write(rows: Iterable[Row]) -> None:
     """Put rows of results in place of those of the same peer and question, and write the page."""
     kept = {(row["peer"], row["question"]): row for row in (pages.read(RESULTS) if RESULTS.exists() else [])}

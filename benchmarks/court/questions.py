@@ -7,14 +7,6 @@ import yaml
 
 HERE = Path(__file__).parent
 Row = dict[str, Any]
-CITY = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "How the weather is.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
 
 
 class Question(NamedTuple):
@@ -57,13 +49,14 @@ def read() -> dict[str, Question]:
 
 def rows_of(question: Question) -> list[Row]:
     """Return a question's rows in the field's form: messages (and tools), text, or the columns of preferences."""
-    rows = yaml.safe_load((HERE / "rows.yaml").read_text())[question.rows]
+    written = yaml.safe_load((HERE / "rows.yaml").read_text())
+    rows = written[question.rows]
     if question.kind == "chat":
-        return [_chat(turns) for turns in rows]
+        return [_chat(turns, written["weather"]) for turns in rows]
     return [{"text": text} for text in rows] if question.kind == "text" else rows
 
 
-def _chat(turns: list[list[Any]]) -> Row:
+def _chat(turns: list[list[Any]], tool: Row) -> Row:
     messages, calls = [], 0
     for role, said in turns:
         said = said if isinstance(said, dict) else {"text": said}
@@ -75,4 +68,4 @@ def _chat(turns: list[list[Any]]) -> Row:
             function = {"name": "weather", "arguments": {"city": said["call"]}}
             message["tool_calls"] = [{"type": "function", "function": function}]
         messages.append(message)
-    return {"messages": messages} | ({"tools": [CITY]} if calls else {})
+    return {"messages": messages} | ({"tools": [tool]} if calls else {})

@@ -42,7 +42,7 @@ def answers(tmp_path_factory):
             given = {each.name: jobs.job_of(each, BRIGADE, folder) for each in asked}
             file = folder / f"jobs-{QUESTIONS[name].ranks}-{quick}.json"
             file.write_text(json.dumps(list(given.values())))
-            ended = run_ranks("benchmarks.court.peers.brigade", str(file), ranks=QUESTIONS[name].ranks, timeout=300)
+            ended = run_ranks("benchmarks.court.peers", "brigade", str(file), ranks=QUESTIONS[name].ranks, timeout=300)
             assert not ended.returncode, ended.stderr[-4000:]
             done.update({of: (job, jobs.results_of(job)) for of, job in given.items()})
         return done[name]

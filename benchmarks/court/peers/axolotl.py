@@ -5,35 +5,11 @@ from pathlib import Path
 
 from benchmarks.court.peers import common, record
 
-CHAT = {"type": "chat_template", "field_messages": "messages", "roles_to_train": ["assistant"], "train_on_eos": "turn"}
-TYPES: dict[str, record.Job] = {
-    "chat": CHAT,
-    "text": {"type": "completion", "field": "text"},
-    "dpo": {"type": {"field_prompt": "prompt", "field_chosen": "chosen", "field_rejected": "rejected"}},
-    "kto": {"type": {"field_prompt": "prompt", "field_completion": "completion", "field_label": "label"}},
-    "orpo": {"type": "chat_template.argilla"},
-    "image": CHAT,
-}
-
 # Keys that have Transformers' names.
 SAME = (
     *("output_dir", "gradient_accumulation_steps", "max_steps", "learning_rate", "warmup_steps", "max_grad_norm"),
     *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "bf16", "logging_steps", "save_strategy"),
 )
-# Of Triton: by itself it turns them on, on a CPU, too.
-KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
-# ORPO's rows are chats there: with this template they are the loop's texts.
-PLAIN = (
-    "{% for message in messages %}{{ message.content }}{{ '<|im_end|>' if message.role == 'assistant' }}{% endfor %}"
-)
-# Multimodal rows by axolotl's documentation; the tower stays as it is, as the loop has it.
-IMAGES = {
-    "chat_template": "gemma3",
-    "processor_type": "AutoProcessor",
-    "skip_prepare_dataset": True,
-    "remove_unused_columns": False,
-    "unfrozen_parameters": ["^model.language_model", "^model.multi_modal_projector", "^lm_head"],
-}
 
 
 def rows_of(job: record.Job) -> str:
@@ -58,28 +34,22 @@ def _part(part: record.Job, folder: Path) -> record.Job:
 def config_of(job: record.Job) -> record.Job:
     given = common.arguments(job)
     more = {
-        "data": [{"path": rows_of(job), "ds_type": "json"} | TYPES[job["kind"]]],
+        "rows_file": rows_of(job),
         "prepared": f"{job['result']}.prepared",
         "batch": 1 if job["packing"] else job["micro"],
         "optim": given["optim"],
     }
-    config = {key: given[key] for key in SAME} | common.filled("axolotl", job | more)
+    settings = common.filled("axolotl", job | more)
+    config = {key: given[key] for key in SAME} | settings["run"] | settings["kinds"][job["kind"]]["run"]
+    config["datasets"][0] |= settings["kinds"][job["kind"]]["rows"]
     if job["dies_after"]:
         config["save_steps"] = given["save_steps"]
     if job["lora"]:
-        config |= {"adapter": "lora", "lora_r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "lora_target_linear": True}
-        config |= dict.fromkeys(KERNELS, False)
-    if job["kind"] in ("dpo", "kto", "orpo"):
-        config |= {"rl": job["kind"], "rl_beta": 0.1, "remove_unused_columns": False}
-    if job["kind"] == "orpo":
-        config |= {"chat_template": "jinja", "chat_template_jinja": PLAIN}
-    if job["kind"] == "image":
-        config |= IMAGES
+        config |= settings["lora"]
     if job["strategy"].startswith("zero"):
         config["deepspeed"] = given["deepspeed"]
     if job["strategy"] == "fsdp2":
-        wrapped = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls_to_wrap": "LlamaDecoderLayer"}
-        config |= {"fsdp_version": 2, "fsdp_config": wrapped | {"state_dict_type": "FULL_STATE_DICT"}}
+        config |= settings["fsdp2"]
     return config
 
 
@@ -92,7 +62,3 @@ def answer(job: record.Job) -> str:
         config["resume_from_checkpoint"] = f"{job['output']}/checkpoint-{job['dies_after']}"
     do_cli(common.write_config(job, config))
     return str(job["output"])
-
-
-if __name__ == "__main__":
-    record.run(answer)

@@ -15,7 +15,3 @@ def answer(job: record.Job) -> str:
     strategy = settings["strategies"][job["strategy"]]
     forget(train.main([*as_flags(**flags), *strategy]))  # the same command continues a run that died
     return str(job["output"])
-
-
-if __name__ == "__main__":
-    record.run(answer)

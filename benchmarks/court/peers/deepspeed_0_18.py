@@ -8,7 +8,3 @@ def answer(job: record.Job) -> str:
     if job["question"] not in ("zero2", "zero3", "lora-zero3"):
         raise record.Refused("asked about ZeRO alone")
     return by_trainer(job)
-
-
-if __name__ == "__main__":
-    record.run(answer)

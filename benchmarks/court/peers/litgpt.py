@@ -27,15 +27,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from benchmarks.court.peers import common, record
 
-ROWS = "its rows are an instruction and an output (data/json_data.py)"
-WITHOUT = dict.fromkeys(("masks", "tools", "thoughts"), ROWS)
-WITHOUT |= dict.fromkeys(("dpo", "kto", "orpo"), "it has no recipe of preferences")
-WITHOUT |= dict.fromkeys(("ddp", "zero2", "zero3", "lora-zero3"), "it finetunes on several devices by FSDP alone")
-WITHOUT |= {
-    "packing": "it packs in pretraining alone",
-    "image": "its models read text alone",
-    "mtp": "its conversion knows no DeepSeek-V3",
-}
 NAMES = {"smollm2": "SmolLM2-135M-Instruct"}
 PEFT = {
     "attn.qkv": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
@@ -86,7 +77,6 @@ def by_peft_names(named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def answer(job: record.Job) -> str:
-    record.refuse(job, WITHOUT)
     recipe: Any = lora if job["lora"] else full
     rate = {"lr": job["learning_rate"]}
     given = {
@@ -140,7 +130,3 @@ def answer(job: record.Job) -> str:
             adapters = torch.load(Path(job["output"]) / "final/lit_model.pth.lora")["model"]
             save_file(by_peft_names(adapters), saved / "adapter_model.safetensors")
     return str(saved)
-
-
-if __name__ == "__main__":
-    record.run(answer)

@@ -55,7 +55,3 @@ def answer(job: record.Job) -> str:
         config["resume_from_checkpoint"] = f"{job['output']}/checkpoint-{job['dies_after']}"
     run_exp(dict(config))
     return str(job["output"])
-
-
-if __name__ == "__main__":
-    record.run(answer)

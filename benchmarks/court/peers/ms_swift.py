@@ -73,7 +73,3 @@ def as_words(values: record.Job) -> list[str]:
         for key, value in values.items()
         for word in (f"--{key}", value if isinstance(value, str) else json.dumps(value))
     ]
-
-
-if __name__ == "__main__":
-    record.run(answer)

@@ -1,6 +1,6 @@
 """What a trainer trains on, loss and norm of each step, in whatever environment it runs: for trainers that are Transformers'.
 
-A job is what jobs.py writes. An adapter calls run(jobs, train), where train(job) does the training; each Trainer that trains
+A job is what jobs.py writes. run() hands it to an adapter, whose answer(job) does the training; each Trainer that trains
 meanwhile is watched. Nothing of Brigade is imported here.
 """
 
@@ -11,7 +11,6 @@ import json
 import os
 import re
 import signal
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -33,19 +32,12 @@ class Refused(Exception):
     """A trainer has no way to do what is asked; the text says how that is known."""
 
 
-def refuse(job: Job, words: dict[str, str]) -> None:
-    """Raise Refused where `words` say why, by a question's name, its kind, its model, or "packing"."""
-    for key in (job["question"], job["kind"], job["model"], "packing" if job["packing"] else ""):
-        if key in words:
-            raise Refused(words[key])
-
-
-def run(train: Callable[[Job], str | None]) -> None:
-    """Train each job of the file that the command line names, and write `RESULT.RANK.json` of each beside it.
+def run(train: Callable[[Job], str | None], jobs: str) -> None:
+    """Train each job of a file, and write `RESULT.RANK.json` of each beside it.
 
     train: returns the directory that has what was saved, or None. job["died"] says whether this run died before
     """
-    for job in json.loads(Path(sys.argv[1]).read_text()):
+    for job in json.loads(Path(jobs).read_text()):
         died = dead(job)
         job["died"] = died.exists()
         records = json.loads(died.read_text()) if job["died"] else []
@@ -176,13 +168,17 @@ class Loop:
 
         def collated(rows: Any) -> Any:
             batch = collate(rows)
-            if self.log and len(self.log) == self.job["dies_after"] and not self.job["died"]:
-                die(self.job, [self.record()])
+            self.die_after(len(self.log))
             self.batches.append(samples_of(as_batch(batch)))
             return batch
 
         loader.collate_fn = collated
         return loader
+
+    def die_after(self, step: int) -> None:
+        """Die where the job says so, behind this step."""
+        if step and step == self.job["dies_after"] and not self.job["died"]:
+            die(self.job, [self.record()])
 
     def measure(self, optimizer: Any, *_: Any) -> None:
         """Take the norm, as torch.optim.optimizer.register_optimizer_step_pre_hook lets it."""
@@ -193,7 +189,8 @@ class Loop:
     def record(self) -> Job:
         each = self.job["accumulation"]
         steps = [self.batches[at : at + each] for at in range(0, len(self.batches), each)]
-        steps = steps[self.job["dies_after"] if self.job["died"] else 0 :]  # those before are only read again
+        if self.job["died"]:
+            steps = steps[len(steps) - len(self.log) :]  # those before were only read again
         return {"steps": steps, "log": self.log} | ({"adapters": self.adapters} if self.adapters else {})
 
 

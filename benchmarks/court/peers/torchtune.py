@@ -21,28 +21,6 @@ from benchmarks.court.peers import common, record
 
 # Of its Llama 3.2 a scale factor of 1 is Llama 2 with tied embeddings.
 MODELS = {"llama": "llama2", "tied": "llama3_2", "smollm2": "llama3_2", "mistral": "mistral"}
-RECIPES = {
-    (False, False): ("full_finetune_single_device", "FullFinetuneRecipeSingleDevice"),
-    (False, True): ("full_finetune_distributed", "FullFinetuneRecipeDistributed"),
-    (True, False): ("lora_finetune_single_device", "LoRAFinetuneRecipeSingleDevice"),
-    (True, True): ("lora_finetune_distributed", "LoRAFinetuneRecipeDistributed"),
-}
-LORA = {
-    "lora_attn_modules": ["q_proj", "k_proj", "v_proj", "output_proj"],
-    "apply_lora_to_mlp": True,
-    "lora_rank": 4,
-    "lora_alpha": 8,
-}
-
-
-WITHOUT = {
-    "kto": "it has no such recipe: of preferences it has DPO and PPO",
-    "orpo": "it has no such recipe: of preferences it has DPO and PPO",
-    "dpo": "in one process it has DPO for adapters alone",
-    "resume": 'its recipes say "Mid-epoch checkpointing is currently not supported"',
-}
-WITHOUT |= dict.fromkeys(("ddp", "zero2", "zero3", "lora-zero3"), "it has FSDP2 alone")
-WITHOUT |= dict.fromkeys(("qwen3_5_text", "gemma3", "deepseek_v3-mtp"), "it has no such model")
 
 
 def tokenizer_of(job: record.Job) -> record.Job:
@@ -80,7 +58,7 @@ def model_of(job: record.Job) -> record.Job:
     }
     if name != "llama2":
         given["rope_base"] = int(config["rope_parameters"]["rope_theta"])
-    return given | ({"scale_factor": 1} if name == "llama3_2" else {}) | (LORA if job["lora"] else {})
+    return given | ({"scale_factor": 1} if name == "llama3_2" else {})
 
 
 def config_of(job: record.Job) -> record.Job:
@@ -102,16 +80,18 @@ def config_of(job: record.Job) -> record.Job:
         "epochs": math.ceil(job["steps"] / steps),
         "cycles": 0.5 if job["schedule"] == "cosine" else 0.0,  # of a cosine; none is a constant
     }
-    return common.filled("torchtune", job | given)
+    config = common.filled("torchtune", job | given)
+    config["model"] |= config.pop("lora") if job["lora"] else {}
+    return config
 
 
 def answer(job: record.Job) -> str:
-    record.refuse(job, WITHOUT)
     torch.cpu.empty_cache = torch.cpu.reset_peak_memory_stats = lambda: None
     training.get_memory_stats = training.log_memory_stats = lambda *_, **__: {}
-    file, name = RECIPES[job["lora"], job["ranks"] > 1]
-    recipes = Path(training.__file__).parents[2] / "recipes"
-    recipe = runpy.run_path(str(recipes / f"{file}.py"))[name]
+    method = "LoRA" if job["lora"] else "Full"
+    name, devices = ("Distributed", "distributed") if job["ranks"] > 1 else ("SingleDevice", "single_device")
+    file = Path(training.__file__).parents[2] / f"recipes/{method.lower()}_finetune_{devices}.py"
+    recipe = runpy.run_path(str(file))[f"{method}FinetuneRecipe{name}"]
     given = config_of(job)
     config = OmegaConf.create(given)
     if job["lora"] and job["ranks"] > 1:
@@ -146,7 +126,3 @@ def adapters_of(job: record.Job, trainer: Any) -> str:
         record.whole(trainer._model), dim=config["hidden_size"], head_dim=None, **shape
     )
     return record.write_adapters(job, named)
-
-
-if __name__ == "__main__":
-    record.run(answer)

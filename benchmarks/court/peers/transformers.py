@@ -21,13 +21,8 @@ from transformers import (
 
 from benchmarks.court.peers import common, record
 
-WITHOUT = dict.fromkeys(
-    ("masks", "tools", "thoughts", "dpo", "kto", "orpo", "image"), "it has no such thing of its own: its user writes it"
-)
-
 
 def answer(job: record.Job) -> str:
-    record.refuse(job, WITHOUT)
     tokenizer = AutoTokenizer.from_pretrained(job["model_path"])
     data = Dataset.from_list(json.loads(Path(job["tokens"]).read_text()))
     collate: Any = DataCollatorForSeq2Seq(tokenizer)
@@ -49,7 +44,3 @@ def answer(job: record.Job) -> str:
         return Trainer(model=model, args=given, train_dataset=data, data_collator=collate, processing_class=tokenizer)
 
     return common.trained(job, make)
-
-
-if __name__ == "__main__":
-    record.run(answer)

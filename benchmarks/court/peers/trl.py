@@ -63,7 +63,3 @@ def answer(job: record.Job, load: Callable[[record.Job], Any] = load) -> str:
         return trainer(model=model, args=settings, train_dataset=data, processing_class=reader, peft_config=adapters)
 
     return common.trained(job, make)
-
-
-if __name__ == "__main__":
-    record.run(answer)

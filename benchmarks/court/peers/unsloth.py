@@ -38,7 +38,3 @@ def answer(job: record.Job) -> str:
         )
     model = load(job)  # before the arguments, as its documentation does: with those of ZeRO-3 it cannot be loaded
     return trl.answer(job, lambda _: model)
-
-
-if __name__ == "__main__":
-    record.run(answer)

@@ -6,8 +6,6 @@ steps, and tells the first rank's loss of each; here their means are compared.
 """
 
 import json
-import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from typing import Any
 import deepspeed
 import deepspeed.comm.torch
 import torch
-import yaml
 from mmengine import dist
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
@@ -31,42 +28,39 @@ for operator in ("nms", "qnms"):
 
 @HOOKS.register_module()
 class Watch(Hook):
-    """Write down what `job` trains on, and what it says of each step, and save its model as `xtuner convert pth_to_hf` does."""
+    """Write down what a job trains on, and what it says of each step, and save its model as `xtuner convert pth_to_hf` does."""
 
-    job: record.Job
+    loop: record.Loop
 
     def before_train(self, runner: Any) -> None:
-        self.seen: record.Job = {"steps": [], "log": []}
-        self.micro: list[tuple[Any, float]] = []
-        self.job["records"].append(self.seen)
+        self.losses: list[float] = []
         self.model = getattr(runner.model, "module", runner.model)
         self.norm_of = getattr(runner.model, "get_global_grad_norm", None)  # DeepSpeed's
-        if self.job["lora"]:
+        if self.loop.job["lora"]:
             from peft import get_peft_model_state_dict
 
             named = get_peft_model_state_dict(self.model.llm, state_dict=record.whole(self.model.llm))
-            self.seen["adapters"] = record.write_adapters(self.job, named)
+            self.loop.adapters = record.write_adapters(self.loop.job, named)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        step, rest = divmod(batch_idx + 1, self.job["accumulation"])
-        batch = {key: data_batch["data"][key] for key in ("input_ids", "attention_mask", "labels")}
+        loop, (step, rest) = self.loop, divmod(batch_idx + 1, self.loop.job["accumulation"])
         loss = outputs["loss"].detach()
         dist.all_reduce(loss, "mean")
-        self.micro.append((record.samples_of(batch), float(loss)))
+        self.losses.append(float(loss))
+        loop.batches.append(
+            record.samples_of({key: data_batch["data"][key] for key in ("input_ids", "attention_mask", "labels")})
+        )
         if rest == 0:
-            batches, losses = zip(*self.micro, strict=True)
-            self.micro.clear()
             norm = self.norm_of() if self.norm_of else runner.message_hub.get_scalar("train/grad_norm").current()
-            self.seen["steps"].append(batches)
-            self.seen["log"].append({"step": step, "loss": sum(losses) / len(losses), "grad_norm": float(norm)})
-            if step == self.job["dies_after"] and not self.job["died"]:
-                record.dead(self.job).write_text(json.dumps(self.job["records"]))
-                os.kill(os.getpid(), signal.SIGKILL)
+            mean = sum(self.losses) / len(self.losses)
+            self.losses.clear()
+            loop.log.append({"step": step, "loss": mean, "grad_norm": float(norm)})
+            loop.die_after(step)
 
     def after_train(self, runner: Any) -> None:
         with deepspeed.zero.GatheredParameters(self.model.parameters()):
             if record.RANK == 0:
-                self.model.to_hf(runner.cfg, f"{self.job['output']}/saved", fp32=True)
+                self.model.to_hf(runner.cfg, f"{self.loop.job['output']}/saved", fp32=True)
 
 
 def pair_of(row: record.Job) -> record.Job:
@@ -76,7 +70,6 @@ def pair_of(row: record.Job) -> record.Job:
 
 
 def config_of(job: record.Job) -> record.Job:
-    model = json.loads((Path(job["model_path"]) / "config.json").read_text())
     given = {
         "batch": 1 if job["packing"] else job["micro"],
         "micro_batches": job["steps"] * job["accumulation"],
@@ -84,7 +77,7 @@ def config_of(job: record.Job) -> record.Job:
         "stage": {"zero2": 2, "zero3": 3}.get(job["strategy"]),
         "pairs": f"{job['result']}.rows.jsonl",
         # Its release of Transformers reads this elsewhere than where the model's has it.
-        "rope_theta": model["rope_parameters"]["rope_theta"],
+        "rope_theta": common.model_config(job)["rope_parameters"]["rope_theta"],
     }
     config = common.filled("xtuner", job | given)
     kind = config["kinds"][job["kind"]]
@@ -97,25 +90,17 @@ def config_of(job: record.Job) -> record.Job:
 def answer(job: record.Job) -> str:
     from xtuner.tools import train
 
-    if job["kind"] in ("kto", "image"):
-        raise record.Refused("of preferences it has DPO and ORPO, of models that read images LLaVA and InternVL")
-    if job["strategy"] == "fsdp2":
-        raise record.Refused("it has DDP and DeepSpeed")
     if job["kind"] in ("dpo", "orpo"):
         common.write_rows(job, [pair_of(row) for row in common.rows_of(job)])
-    Watch.job = job
     config = config_of(job)
-    file, zero = Path(f"{job['result']}.yaml"), Path(f"{job['result']}.zero.json")
-    file.write_text(yaml.safe_dump(config))
+    zero = Path(f"{job['result']}.zero.json")
     zero.write_text(json.dumps(config["deepspeed"]))
-    sys.argv = ["train", str(file), "--launcher", "none" if job["ranks"] == 1 else "pytorch"]
+    launcher = "none" if job["ranks"] == 1 else "pytorch"
+    sys.argv = ["train", common.write_config(job, config), "--launcher", launcher]
     if job["strategy"].startswith("zero"):
         sys.argv += ["--deepspeed", str(zero)]
     if job["died"]:
         sys.argv += ["--resume", f"{job['output']}/iter_{job['dies_after']}.pth"]
-    train.main()
+    with record.loop(job) as Watch.loop:
+        train.main()
     return f"{job['output']}/saved"
-
-
-if __name__ == "__main__":
-    record.run(answer)
