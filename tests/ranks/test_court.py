@@ -98,8 +98,9 @@ def test_a_loop_that_is_continued_leaves_out_what_it_only_reads_again():
     with record.loop(job) as loop:
         loop.watch(loader, lambda tokens: record.padded(tokens, torch.where(tokens == 0, -100, tokens), padding=0))
         assert len(list(loader)) == 4
+        loop.log.append({"step": 2})
     last = [{"ids": [3, 4, 7], "labels": [-100, 4, 7]}], [{"ids": [3, 4], "labels": [-100, 4]}]
-    assert job["records"] == [{"steps": [list(last)], "log": []}]
+    assert job["records"] == [{"steps": [list(last)], "log": [{"step": 2}]}]
 
 
 def test_the_norm_of_a_loop_is_that_of_all_gradients_before_the_step():
