@@ -15,10 +15,8 @@ TABLE = Path(__file__).with_name("paths.yaml")
 PROVEN, SLOWER, WRONG, FAILED, ABSENT = "proven", "slower", "wrong", "failed", "absent"
 ATTENTION, LIGER, LAYERS, SET, OPTIMIZER, DTYPE = "attention", "liger", "layers", "set", "optimizer", "dtype"
 PROMPTS, ONCE = "prompts", "prompts_once"
-WITH_ATTENTION = (
-    SET,
-    PROMPTS,
-)  # kinds that are tried with the attention that the recipe names, or with the fastest that agrees
+# Kinds that are tried with the attention that the recipe names, or with the fastest that agrees.
+WITH_ATTENTION = (SET, PROMPTS)
 
 
 @functools.cache
