@@ -17,6 +17,7 @@ TRAINS = """
 import os, signal, sys, time
 from brigade.train.distributed import stop
 from brigade.train.distributed.process import this_process
+signal.signal(signal.SIGHUP, signal.{hangs_up})
 this_process.signals.listen(is_main_rank=True, launched={launched})
 then = lambda: None
 {prepare}
@@ -38,8 +39,9 @@ PATIENT, IMPATIENT = (
 def run():
     started = []
 
-    def start(prepare: str, then: str = "", launched: bool = False) -> subprocess.Popen:
-        command = [sys.executable, "-c", TRAINS.format(prepare=prepare, then=then, launched=launched)]
+    def start(prepare: str, then: str = "", launched: bool = False, hangs_up: str = "SIG_DFL") -> subprocess.Popen:
+        code = TRAINS.format(prepare=prepare, then=then, launched=launched, hangs_up=hangs_up)
+        command = [sys.executable, "-c", code]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         started.append(subprocess.Popen(command, text=True, start_new_session=True, **pipes))
         assert started[-1].stdout.readline() == "ready\n"
@@ -65,6 +67,13 @@ def test_before_the_first_step_it_ends_at_once(run, number):
     assert process.returncode == -number and said == ""
     by = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
     assert told == f"Stopped by {by} before its first step; the same command begins again\n"
+
+
+def test_under_nohup_a_terminal_may_close(run):
+    process = run("", hangs_up="SIG_IGN")
+    process.send_signal(signal.SIGHUP)
+    _, told = ended(process)
+    assert process.returncode == -signal.SIGTERM and told.startswith("Stopped by SIGTERM")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

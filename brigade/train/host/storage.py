@@ -4,6 +4,7 @@ s3:// and gs:// are PyArrow's, which is pinned for data sets; hf:// is huggingfa
 package that it names. Credentials come from where each of them looks for them (docs/hub.md), and stand in no message.
 """
 
+import importlib.util
 import io
 import os
 import re
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 CONNECT, SILENCE = 10.0, 60.0  # seconds without a connection, and without a byte
-# With an s for TLS, too.
+# Of schemes without the s of TLS, which some have, too.
 _PACKAGES = {"abfs": "adlfs", "az": "adlfs", "http": "aiohttp", "oci": "ocifs", "oss": "ossfs"}
 _BLOCK = 16 * 2**20
 _OF_AWS = re.compile(r"^(?:When .*: )?AWS Error (\S+(?: \(HTTP status \d+\))?) during (\w+) operation.*")
@@ -251,11 +252,16 @@ def open_storage(url: str, place: str) -> Storage:
     kind: Callable[[str], Storage] = {"s3": _Arrow, "gs": _Arrow, "hf": _Hub}.get(scheme, _Fsspec)
     try:
         return kind(url)
-    except ImportError:
-        package = _PACKAGES.get(scheme) or _PACKAGES.get(scheme.removesuffix("s"), "what fsspec names for it")
-        problem = f"{scheme}:// needs {package}, which is not installed"
-        raise UserError(place, problem, f"pip install {package} -c constraints.txt, on every host", "host") from None
-    except ValueError as error:  # fsspec knows no such scheme
+    except (ImportError, ValueError) as error:
+        package = _PACKAGES.get(scheme) or _PACKAGES.get(scheme.removesuffix("s"))
+        # Of some schemes fsspec learns by their package alone.
+        if isinstance(error, ImportError) or (package and not importlib.util.find_spec(package)):
+            package = package or "what fsspec names for it"
+            problem, cure = (
+                f"{scheme}:// needs {package}, which is not installed",
+                f"pip install {package} -c constraints.txt",
+            )
+            raise UserError(place, problem, f"{cure}, on every host", "host") from None
         cure = "take s3://, gs:// or hf://, or a path"
         raise UserError(place, f"{url!r}: {first_line(error)}", cure) from None
     except Exception as error:
