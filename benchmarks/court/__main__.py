@@ -54,9 +54,8 @@ def hear(
                 "date": time.strftime("%Y-%m-%d"),
             }
         )
-        print(
-            f"{peer.name:14} {question.name:18} {verdict.kind:8} {verdicts.in_words(verdict.differences)} {verdict.said}"
-        )
+        words = verdicts.in_words(verdict.differences)
+        print(f"{peer.name:14} {question.name:18} {verdict.kind:8} {words} {verdict.said}")
     return rows
 
 
@@ -82,7 +81,8 @@ def main() -> None:
                     jobs.install(peer, options.environments)
                 except subprocess.CalledProcessError as error:
                     print(f"{name}: {error}")
-            rows = hear(peer, questions, folder, options.environments, options.again)
+            asked = [question for question in questions if question.name in (peer.only or options.question)]
+            rows = hear(peer, asked, folder, options.environments, options.again)
             if options.write:
                 page.write(rows)
 

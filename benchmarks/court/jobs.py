@@ -22,11 +22,13 @@ START, EACH = 60, 30  # seconds that a process may take, and each of its jobs
 
 
 class Peer(NamedTuple):
-    """A trainer. requirements: a name of requirements/, None where it runs in this environment"""
+    """A trainer. requirements: a name of requirements/, None where it runs in this environment; only: the questions that are put
+    to it, where not all are"""
 
     name: str
     title: str
     requirements: str | None = None
+    only: tuple[str, ...] = ()
 
 
 PEERS = {
@@ -43,7 +45,7 @@ PEERS = {
         Peer("litgpt", "LitGPT", "litgpt"),
         Peer("xtuner", "XTuner", "xtuner"),
         Peer("automodel", "NeMo Automodel", "automodel"),
-        Peer("deepspeed_0_18", "DeepSpeed 0.18.2", "deepspeed_0_18"),
+        Peer("deepspeed_0_18", "DeepSpeed 0.18.2", "deepspeed_0_18", ("zero2", "zero3")),
     )
 }
 
@@ -87,11 +89,9 @@ def run(peer: Peer, questions: Iterable[Question], folder: Path, python: str) ->
         shutil.rmtree(job["output"], ignore_errors=True)
         for path in (*_files(job), *_files(job, ".died.json")):
             path.unlink(missing_ok=True)
-    one = [question for question in jobs if question.ranks == 1]
-    groups = [one] if one else []
     # Ranks are new for each question: engines leave traces.
-    groups += [[question] for question in jobs if question.ranks > 1]
-    for group in groups:
+    groups = [[question for question in jobs if question.ranks == 1], *([one] for one in jobs if one.ranks > 1)]
+    for group in filter(None, groups):
         _start(peer, [jobs[question] for question in group], folder, python)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks import pages
 from testing import runs
 from testing.vision_models import write_vision_model
 
@@ -54,7 +55,7 @@ def write_tokens(question: Question, model: Path, file: Path) -> Path:
     """Write the rows of a chat or a text as the oracle reads them, for a trainer that is given labels."""
     path = file.with_suffix(f".{model.name}.json")
     if question.kind in ("chat", "text"):
-        samples = plain.samples(question, plain.read_rows(file), model)
+        samples = plain.samples(question, pages.read(file), model)
         path.write_text(json.dumps([{"input_ids": sample.ids, "labels": sample.labels} for sample in samples]))
     return path
 

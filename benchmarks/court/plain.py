@@ -6,7 +6,6 @@ testing/plain_images.py.
 """
 
 import copy
-import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -197,7 +196,3 @@ def see(question: Question, path: Path, rows: list[Row], folder: Path) -> Run:
     history, model = plain_images.train(rows, folder, path, processor, **keys)
     losses, norms = ([step[key] for step in history] for key in ("loss", "grad_norm"))
     return Run(losses, norms, {name: tensor.detach() for name, tensor in model.state_dict().items()}, before)
-
-
-def read_rows(path: Path) -> list[Row]:
-    return [json.loads(line) for line in path.read_text().splitlines()]

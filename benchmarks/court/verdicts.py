@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
+from benchmarks import pages
+
 from . import plain
 from .jobs import Result
 from .plain import Run, Sample, Step
@@ -31,11 +33,10 @@ class Verdict(NamedTuple):
 
 def judge(question: Question, job: Result, results: list[Result]) -> Verdict:
     """Compare what a trainer's ranks wrote with the oracle."""
-    for key, kind in (("refused", REFUSED), ("failed", FAILED)):
-        for result in results:
-            if key in result:
-                return Verdict(kind, result[key].strip())
-    path, rows = Path(job["model_path"]), plain.read_rows(Path(job["file"]))
+    for result in results:
+        if "failed" in result:
+            return Verdict(FAILED, result["failed"].strip())
+    path, rows = Path(job["model_path"]), pages.read(Path(job["file"]))
     if question.kind in ("dpo", "kto", "orpo"):
         return _of_run(question, results[0], lambda _: plain.prefer(question, path, rows), ("tokens",))
     steps = steps_of(question, results)
@@ -46,7 +47,7 @@ def judge(question: Question, job: Result, results: list[Result]) -> Verdict:
         return trained if read.kind == EQUAL else read._replace(differences=trained.differences)
 
     read = reading(question, plain.samples(question, rows, path), steps, path)
-    adapters = _adapters(results[0]) if question.lora else None
+    adapters = torch.load(results[0]["records"][0]["adapters"]) if question.lora else None
     trained = _of_run(question, results[0], lambda means: plain.train(question, path, steps, means, adapters))
     if question.keeps and (gone := _gone(path, Path(str(results[0]["saved"])))):
         trained = Verdict(WRONG, f"what is saved has no {gone}", trained.differences)
@@ -157,10 +158,8 @@ def compare(question: Question, log: list[Result], saved: str | None, run: Run) 
         return differences, f"what is saved cannot be loaded: {type(error).__name__}: {error}"
     odd = [name for name in run.weights if name not in theirs or theirs[name].shape != run.weights[name].shape]
     if odd:
-        return (
-            differences,
-            f"{len(odd)} of {len(run.weights)} tensors are missing in what is saved, or have other shapes: {odd[0]}",
-        )
+        said = "tensors are missing in what is saved, or have other shapes"
+        return differences, f"{len(odd)} of {len(run.weights)} {said}: {odd[0]}"
     moved = max(float((weights - run.before[name]).abs().max()) for name, weights in run.weights.items())
     apart = max(float((theirs[name].float() - weights).abs().max()) for name, weights in run.weights.items())
     differences["weights"] = apart / moved
@@ -183,15 +182,9 @@ def _loaded(question: Question, saved: Path) -> dict[str, torch.Tensor]:
     return kind.from_pretrained(saved, dtype=torch.float32).state_dict()
 
 
-def _adapters(result: Result) -> dict[str, torch.Tensor]:
-    return torch.load(result["records"][0]["adapters"], weights_only=True)
-
-
 def _gone(model: Path, saved: Path) -> str:
     """Return a tensor's name of a model's files that is not in what is saved, or ""."""
-    names = [_names(folder) for folder in (model, saved)]
-    return next(iter(sorted(names[0] - names[1])), "")
-
-
-def _names(folder: Path) -> set[str]:
-    return {name for file in folder.glob("*.safetensors") for name in load_file(file)}
+    kept = {name for file in saved.glob("*.safetensors") for name in load_file(file)}
+    return min(
+        (name for file in model.glob("*.safetensors") for name in load_file(file) if name not in kept), default=""
+    )

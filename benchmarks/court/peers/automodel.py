@@ -12,13 +12,6 @@ import torch
 
 from benchmarks.court.peers import common, record
 
-LANGUAGE = ("llm.train_ft", "TrainFinetuneRecipeForNextTokenPrediction", "NeMoAutoModelForCausalLM")
-RECIPES = {
-    "chat": LANGUAGE,
-    "text": LANGUAGE,  # which reads such rows by another data set; it ends before it reads any
-    "image": ("vlm.finetune", "FinetuneRecipeForVLM", "NeMoAutoModelForImageTextToText"),
-}
-
 
 def answer(job: record.Job) -> None:
     from nemo_automodel.components.config.loader import load_yaml_config
@@ -26,13 +19,13 @@ def answer(job: record.Job) -> None:
     if not torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats = lambda *_: None
         torch.cuda.max_memory_allocated = lambda *_: 0
-    module, name, loads = RECIPES[job["kind"]]
     given = {
-        "recipe": name,
-        "loads": f"nemo_automodel.{loads}.from_pretrained",
         "global_batch": job["micro"] * job["accumulation"] * job["ranks"],
         "sharded": "ddp" if job["strategy"] in ("", "ddp") else "fsdp2",
     }
-    recipe: Any = getattr(importlib.import_module(f"nemo_automodel.recipes.{module}"), name)
-    recipe(load_yaml_config(common.write_config(job, common.filled("automodel", job | given)))).setup()
+    config = common.filled("automodel", job | given)
+    run, recipe = config["run"], config["recipes"][job["kind"]]
+    run["recipe"], run["model"]["_target_"] = recipe["name"], recipe["loads"]
+    of: Any = getattr(importlib.import_module(recipe["module"]), recipe["name"])
+    of(load_yaml_config(common.write_config(job, run))).setup()
     raise RuntimeError("it has loaded a model, and its steps are recorded nowhere yet")

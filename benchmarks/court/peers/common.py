@@ -43,8 +43,7 @@ def write_config(job: Job, config: Job) -> str:
 
 def model_config(job: Job) -> Job:
     """Return what a job's model says of itself."""
-    found: Job = json.loads((Path(job["model_path"]) / "config.json").read_text())
-    return found
+    return dict(json.loads((Path(job["model_path"]) / "config.json").read_text()))
 
 
 def rows_of(job: Job) -> list[Job]:

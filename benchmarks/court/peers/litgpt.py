@@ -28,13 +28,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from benchmarks.court.peers import common, record
 
 NAMES = {"smollm2": "SmolLM2-135M-Instruct"}
-PEFT = {
-    "attn.qkv": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
-    "attn.proj": ["self_attn.o_proj"],
-    "mlp.fc_1": ["mlp.gate_proj"],
-    "mlp.fc_2": ["mlp.up_proj"],
-    "mlp.proj": ["mlp.down_proj"],
-}
 
 
 def rows_of(job: record.Job) -> str:
@@ -64,13 +57,14 @@ def checkpoint_of(job: record.Job, config: record.Job) -> Path:
     return folder
 
 
-def by_peft_names(named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return adapters by PEFT's names. It has those of queries, keys and values in one, here of equal sizes."""
+def by_peft_names(named: dict[str, torch.Tensor], layers: dict[str, list[str]]) -> dict[str, torch.Tensor]:
+    """Return adapters by PEFT's names. It has those of queries, keys and values in one, here of equal sizes. layers: PEFT's names
+    of each"""
     found = {}
     for name, tensor in named.items():
         if ".lora_" in name:
             layer, *module, which = name.split(".")[2:]
-            names = PEFT[".".join(module)]
+            names = layers[".".join(module)]
             for to, part in zip(names, tensor.chunk(len(names)), strict=True):
                 found[f"base_model.model.model.layers.{layer}.{to}.{which}.weight"] = part.detach().clone()
     return found
@@ -78,17 +72,14 @@ def by_peft_names(named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def answer(job: record.Job) -> str:
     recipe: Any = lora if job["lora"] else full
-    rate = {"lr": job["learning_rate"]}
     given = {
         "rows_folder": rows_of(job),
         "saves_at": job["dies_after"] or 1000,
         "global_batch": job["micro"] * job["accumulation"] * job["ranks"],
-        "optimizer": {"class_path": "torch.optim.SGD", "init_args": rate},
     }
-    if job["optim"] == "adamw":
-        given["optimizer"] = {"class_path": "torch.optim.AdamW", "init_args": rate | {"weight_decay": 0.0, "eps": 1e-4}}
     settings = common.filled("litgpt", job | given | common.model_config(job))
-    run = settings["run"] | (settings["lora"] if job["lora"] else {"resume": job["died"]})
+    run = settings["run"] | {"optimizer": settings["optimizers"][job["optim"]]}
+    run |= settings["lora"] if job["lora"] else {"resume": job["died"]}
     checkpoint = checkpoint_of(job, settings["model"])
     command = ["finetune_lora" if job["lora"] else "finetune_full", str(checkpoint)]
     sys.argv[1:] = [*command, "--config", common.write_config(job, run)]
@@ -104,21 +95,20 @@ def answer(job: record.Job) -> str:
 
         def fitted(**named: Any) -> Any:
             if job["lora"]:
-                loop.adapters = record.write_adapters(job, by_peft_names(record.whole(named["model"].module)))
+                loop.adapters = record.write_adapters(
+                    job, by_peft_names(record.whole(named["model"].module), settings["peft"])
+                )
             return fit(**named)
 
         def loaded(data: Any) -> Any:
             return loop.watch(load(data), lambda batch: record.padded(batch["input_ids"], batch["labels"], 0))
 
-        instead: list[tuple[Any, str, Any]] = [
-            (JSON, "train_dataloader", loaded),
-            (Fabric, "log_dict", said),
-            (recipe, "fit", fitted),
-        ]
+        patches.enter_context(mock.patch.object(JSON, "train_dataloader", loaded))
+        patches.enter_context(mock.patch.object(Fabric, "log_dict", said))
+        patches.enter_context(mock.patch.object(recipe, "fit", fitted))
         if job["schedule"] == "constant":
-            instead.append((recipe, "get_lr_scheduler", lambda optimizer, **_: ConstantLR(optimizer, 1.0)))
-        for of, name, by in instead:
-            patches.enter_context(mock.patch.object(of, name, by))
+            constant = mock.patch.object(recipe, "get_lr_scheduler", lambda optimizer, **_: ConstantLR(optimizer, 1.0))
+            patches.enter_context(constant)
         patches.callback(register_optimizer_step_pre_hook(loop.measure).remove)
         main()
     saved = Path(job["output"]) / "saved"
@@ -128,5 +118,5 @@ def answer(job: record.Job) -> str:
         save_file(torch.load(saved / "model.pth"), saved / "model.safetensors", {"format": "pt"})
         if job["lora"]:
             adapters = torch.load(Path(job["output"]) / "final/lit_model.pth.lora")["model"]
-            save_file(by_peft_names(adapters), saved / "adapter_model.safetensors")
+            save_file(by_peft_names(adapters, settings["peft"]), saved / "adapter_model.safetensors")
     return str(saved)

@@ -28,10 +28,6 @@ WRAPPED = re.compile(r"\b_(checkpoint_wrapped_module|fsdp_wrapped_module|orig_mo
 ENGINES = {"zero2": "DEEPSPEED", "zero3": "DEEPSPEED", "fsdp2": "FSDP"}  # Accelerate's names
 
 
-class Refused(Exception):
-    """A trainer has no way to do what is asked; the text says how that is known."""
-
-
 def run(train: Callable[[Job], str | None], jobs: str) -> None:
     """Train each job of a file, and write `RESULT.RANK.json` of each beside it.
 
@@ -46,8 +42,6 @@ def run(train: Callable[[Job], str | None], jobs: str) -> None:
         with watched(job, result["records"]):
             try:
                 result["saved"] = train(job)
-            except Refused as why:
-                result["refused"] = str(why)
             except (Exception, SystemExit) as error:
                 traceback.print_exc()
                 result["failed"] = f"{type(error).__name__}: {error}"

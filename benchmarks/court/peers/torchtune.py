@@ -19,7 +19,6 @@ from torchtune.models import convert_weights
 
 from benchmarks.court.peers import common, record
 
-# Of its Llama 3.2 a scale factor of 1 is Llama 2 with tied embeddings.
 MODELS = {"llama": "llama2", "tied": "llama3_2", "smollm2": "llama3_2", "mistral": "mistral"}
 
 
@@ -42,46 +41,23 @@ def tokenizer_of(job: record.Job) -> record.Job:
     }
 
 
-def model_of(job: record.Job) -> record.Job:
-    config = common.model_config(job)
-    name = MODELS[job["model"]]
-    given = {
-        "_component_": f"torchtune.models.{name}.{'lora_' if job['lora'] else ''}{name}",
-        "vocab_size": config["vocab_size"],
-        "num_layers": config["num_hidden_layers"],
-        "num_heads": config["num_attention_heads"],
-        "num_kv_heads": config["num_key_value_heads"],
-        "embed_dim": config["hidden_size"],
-        "intermediate_dim": config["intermediate_size"],
-        "max_seq_len": 1024,
-        "norm_eps": config["rms_norm_eps"],
-    }
-    if name != "llama2":
-        given["rope_base"] = int(config["rope_parameters"]["rope_theta"])
-    return given | ({"scale_factor": 1} if name == "llama3_2" else {})
-
-
 def config_of(job: record.Job) -> record.Job:
     rows = 1 if job["packing"] else len(common.rows_of(job))
     batch = min(job["micro"], rows)  # a batch that is not full is left out
     steps = rows // (batch * job["ranks"]) // job["accumulation"]
-    data = {"source": "json", "data_files": job["file"], "split": "train"}
-    if job["kind"] == "text":
-        data |= {"_component_": "torchtune.datasets.text_completion_dataset", "column": "text"}
-    else:
-        data |= {"_component_": "torchtune.datasets.chat_dataset", "packed": job["packing"]}
-        data |= {"conversation_column": "messages", "conversation_style": "openai"}
+    name, model = MODELS[job["model"]], common.model_config(job)
     given = {
-        "built": model_of(job),
+        "built": f"torchtune.models.{name}.{'lora_' if job['lora'] else ''}{name}",
+        "rope_base": int(model["rope_parameters"]["rope_theta"]),
         "tokenizer": tokenizer_of(job),
-        "data": data,
-        "model_type": MODELS[job["model"]].upper(),
+        "model_type": name.upper(),
         "batch": batch,
         "epochs": math.ceil(job["steps"] / steps),
         "cycles": 0.5 if job["schedule"] == "cosine" else 0.0,  # of a cosine; none is a constant
     }
-    config = common.filled("torchtune", job | given)
-    config["model"] |= config.pop("lora") if job["lora"] else {}
+    config = common.filled("torchtune", job | model | given)
+    config["dataset"] = config["datasets"][job["kind"]]
+    config["model"] |= config["of_models"][name] | (config["lora"] if job["lora"] else {})
     return config
 
 

@@ -10,8 +10,6 @@ from typing import Any
 os.environ["UNSLOTH_DISABLE_STATISTICS"] = "1"  # read when it is imported
 
 from unsloth import FastLanguageModel, FastVisionModel  # isort: skip  # before TRL
-from trl import SFTConfig
-
 from benchmarks.court.peers import common, record, trl
 
 
@@ -32,9 +30,5 @@ def load(job: record.Job) -> Any:
 
 
 def answer(job: record.Job) -> str:
-    if job["packing"] and not SFTConfig(output_dir=job["output"], packing=True).packing:
-        raise record.Refused(
-            "on a CPU it says that packing needs FlashAttention to keep packed examples apart, and turns it off"
-        )
     model = load(job)  # before the arguments, as its documentation does: with those of ZeRO-3 it cannot be loaded
     return trl.answer(job, lambda _: model)
