@@ -1,4 +1,4 @@
-"""Whether what a recipe names is there: packages, files, and names on the Hub. Told before seconds of imports; no torch."""
+"""Whether what a recipe names is there: packages, files, and names on the Hub. Checked before the slow imports; no torch."""
 
 import importlib.util
 from collections.abc import Iterator

@@ -136,7 +136,7 @@ def _tried(
     the gradients are compared, too.
 
     The model has a layer of each kind, samples are longer than any of them looks back, and every weight is moved, for a gate that
-    begins at 0 would hide what is behind it. All is computed on a CPU in fp32, where varlen stands for FlashAttention and SDPA
+    begins at 0 would hide what follows it. The trial runs on a CPU in fp32, where varlen stands for FlashAttention and SDPA
     for flex attention: they learn it in the same way.
     """
     config, by_lengths = architecture.config, how in attention.NEEDS_CUMULATIVE_LENGTHS
