@@ -227,7 +227,7 @@ def dns_name(job: Job) -> str:
 
 
 def train_words(job: Job) -> list[str]:
-    """train.py and its words but --output_dir: a job file names the directory where it looks for the success marker.
+    """train.py and its words except --output_dir: a job file names the directory where it looks for the success marker.
 
     Raises UserError for flags that must not be said again when the job starts a second time.
     """
