@@ -262,7 +262,7 @@ def secrets(job: Job) -> list[str]:
 
 
 def _is_here(source: str | None) -> bool:
-    """Whether it is no name on the Hub: a path that is there, or written as one (outputs/model, which a job may make first)."""
+    """Whether it is not a name on the Hub: a path that exists, or written as one (outputs/model, which a job may make first)."""
     if source and is_path(source):
         return True
     with suppress(OSError, ValueError):  # a name that no file can have

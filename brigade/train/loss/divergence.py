@@ -96,8 +96,8 @@ def few_of(known: Tensor, k: int | None) -> tuple[Tensor, Few | None]:
 def as_rows(known: Tensor, k: int) -> Tensor:
     """Return the k most likely words of each token as rows that are stored: (tokens, words) in fp32 -> fp64 (tokens, columns).
 
-    The bytes are k ids in int32, ascending, their log-probabilities in fp32, and the rest's in fp64. With all
-    words, in their order, the rows thus hold exactly `known`.
+    The bytes are k ids in int32, ascending, their log-probabilities in fp32, and the rest's in fp64. With all words
+    in their order, the rows thus hold exactly `known`.
     """
     said, few = few_of(known, k)
     assert few is not None

@@ -89,7 +89,7 @@ def longest_scored(questions: list[Question]) -> int:
 
 
 def choose(heldout: Mapping[str, Sequence[TokenSequence]], wanted: int) -> list[Question]:
-    """Return the first held-out samples, as many from each source where it has enough; of judged answers, the good ones."""
+    """Return the first held-out samples, the same number from each source that has enough; of judged answers, the good ones."""
     first = {name: _first(samples, wanted) for name, samples in heldout.items()}
     turns = range(max(map(len, first.values())))
     places = [(name, turn) for turn in turns for name in first if turn < len(first[name])]
