@@ -128,7 +128,7 @@ def exit_code(results: list[Result]) -> int:
 
 
 def refusal(results: list[Result]) -> UserError | None:
-    """The error that red results are for a launch, but for those of hosts that did not answer; None without any."""
+    """The error that red results mean for a launch, except those of hosts that did not answer; None without any."""
     red = [result for result in results if result.level == "red" and result.value != NO_ANSWER]
     if not red:
         return None
@@ -145,7 +145,7 @@ class Wanted:
 
     slots: host -> ranks, in the hostfile's order; job: of a recipe, None without one
     environment: variables that the ranks will get; launcher: how hosts are reached, "slurm" or by ssh
-    measured: filled by checks: name -> what they measured, for who comes after them
+    measured: filled by checks: name -> what they measured, for checks that come after them
     """
 
     slots: dict[str, int]
@@ -178,7 +178,7 @@ class Hosts(Protocol):
     def hold(
         self, probe: str, seconds: float = 30, per_host: Mapping[str, Facts] | None = None, **arguments: object
     ) -> AbstractAsyncContextManager[dict[str, Facts]]:
-        """As ask(), for a probe that yields its facts and goes on, a listening port for instance, until the block ends."""
+        """Like ask(), but for a probe that yields its facts and goes on, a listening port for instance, until the block ends."""
 
 
 Function = Callable[[Hosts], AsyncIterator[Result]]

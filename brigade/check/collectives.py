@@ -106,8 +106,8 @@ def have_gpus(hosts: Hosts) -> bool:
 
 
 async def _ended(hosts: Hosts, meeting: Meeting, facts: dict[str, Facts]) -> list[Result]:
-    """Results that say whose fault it is that collectives did not end: a host that does not answer; one of whose ranks a process
-    died or hung; one that pairs find; one that the others' errors name."""
+    """Results that say which host is at fault where collectives did not end: one that does not answer; one with a rank whose
+    process died or hung; one that pairs find; one that the others' errors name."""
     errors = {host: facts[host]["error"] for host in facts if facts[host]["error"]}
     at_fault = {host: hosts.failed.get(host, "no answer") for host in meeting.address if host not in facts}
     at_fault = at_fault or {host: answer["ended"] for host, answer in facts.items() if answer.get("ended")}

@@ -16,8 +16,9 @@ _LEFT_OUT = ("docker", "lo", "virbr")  # by NCCL, in its first round
 
 
 async def look(hosts: Hosts) -> dict[str, Facts]:
-    """One question for several checks: names of those that each host tries, interfaces, and the way to the first host; of the
-    first one, to the second. Of many hosts names are a sample: all of a thousand would be a million look-ups at each launch."""
+    """Ask one question for several checks: the names of the hosts that each one tries, its interfaces, and its way to the first
+    host, or the first one's to the second. With many hosts, the names are a sample: for a thousand hosts, all names would be a
+    million look-ups at each launch."""
     own, first, second = addresses_of(hosts), *[*hosts.hello, "", ""][:2]
     per_host = {
         host: {"names": [host, *others], "towards": own.get(second if host == first else first, [])}
@@ -202,7 +203,7 @@ def partners(hosts: Iterable[str]) -> dict[str, list[str]]:
 
 
 def is_virtual(name: str) -> bool:
-    """Tell whether a network interface is no hardware: a bridge, a container's interface, or the loopback."""
+    """Tell whether a network interface is not hardware: a bridge, a container's interface, or the loopback."""
     return name == "lo" or name.startswith(VIRTUAL)
 
 

@@ -19,8 +19,8 @@ BUSY = 0.5  # share of the time from which on an end's processor, and not the ne
 
 @dataclass(frozen=True)
 class Way:
-    """What one host could send to another one. gbit: Gbit/s; busy, lost, round_trip: see probes/pairs.py: send; error: it could
-    not, and why"""
+    """What one host could send to another one. gbit: Gbit/s; busy, lost, round_trip: see probes/pairs.py: send; error: why it
+    could not"""
 
     gbit: float = 0.0
     busy: float = 0.0
@@ -57,8 +57,8 @@ def level(way: Way, usual: float) -> Level:
 
 
 def usual_rate(ways: Ways) -> float:
-    """The median of all ways. Of less than five hosts the median of each host's best one: a slow host has two thirds of the ways
-    of three, and half of those of four."""
+    """The median of all ways. With fewer than five hosts, the median of each host's best one: a slow host has two thirds of the
+    ways of three hosts, and half of those of four."""
     fine = {pair: way.gbit for pair, way in ways.items() if not way.error}
     hosts = list(dict.fromkeys(host for pair in ways for host in pair))
     if len(hosts) < 5:
@@ -120,7 +120,7 @@ def errors(ways: Ways, pairs: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def seen(own: list[Way], others: list[Way]) -> tuple[str, str]:
-    """Return (what TCP saw on slow ways, in words; a cure that fits it), each "" where that is nothing odd.
+    """Return (what TCP saw on slow ways, in words; a cure that fits it), each "" where nothing is odd.
 
     A queue that is full loses packets too, so what is lost may come from a limit of the rate.
     """

@@ -177,7 +177,7 @@ async def packets(hosts: Hosts) -> AsyncIterator[Result]:
 def blame(
     tried: Mapping[str, Collection[str]], failed: Collection[Pair]
 ) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """Return (host -> from whom nothing comes in there, host -> to whom nothing goes out from there), of the pairs that failed.
+    """Return (host -> hosts from which nothing comes in, host -> hosts to which nothing goes out), of the pairs that failed.
 
     A host that nobody reaches lets nothing in. A host that reaches nobody, while others reach the same hosts, lets nothing out.
     In all other cases the target of the pair is blamed: firewalls that drop incoming packets are more common.
@@ -201,7 +201,7 @@ def blame(
 
 
 def one_way(failed: Collection[Pair], heard: Mapping[str, Collection[str]]) -> set[Pair]:
-    """Leave out of the pairs that failed those whose packets arrive and only the answers are lost: TCP needs both directions.
+    """Leave out those of the failed pairs whose packets arrive and whose answers alone are lost: TCP needs both directions.
 
     heard: host -> from whom datagrams came in, which need one direction
     """

@@ -148,7 +148,7 @@ def is_ours(path: Path) -> bool:
 
 
 def read(path: Path) -> Document:
-    """Read an earlier result. Raises UserError for a file that is none."""
+    """Read an earlier result. Raises UserError for a file that is not one."""
     place = f"flag --baseline {path}"
     cure = "give a file that `python -m brigade check --json FILE` has written"
     try:

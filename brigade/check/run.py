@@ -141,7 +141,7 @@ class Row:
 
     @cached_property
     def by_host(self) -> dict[str, list[Result]]:
-        """host -> its results: of 1,000 hosts nobody looks through all for each"""
+        """host -> its results, so that nobody searches those of 1,000 hosts for each"""
         results: dict[str, list[Result]] = {}
         for result in self.results:
             results.setdefault(result.host, []).append(result)
@@ -213,7 +213,7 @@ def _since(began: float) -> float:
 
 
 def _login(session: Session, host: str) -> Result:
-    """ssh's own words where it does not let us in, and what helps against them."""
+    """ssh's own words where it does not let us in, and what helps."""
     problem, forged = session.unreached.get(host), session.channels[host].forged
     if problem is not None:
         return fault("not-reached", host, said=problem, cure=cure_of(problem, host))

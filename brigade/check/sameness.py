@@ -152,7 +152,7 @@ def _of_table(name: str) -> tuple[Level, str]:
 
 
 def _words(value: Facts | None, usual: tuple[str, str] | None) -> str:
-    """Say how a value differs; of a secret nothing but whether it is set."""
+    """Say how a value differs; of a secret, only whether it is set."""
     if value is None:
         return f"is not set; elsewhere it is{'' if usual is None or usual[0] == 'hash' else f' {_short(usual[1])}'}"
     if "hash" in value:

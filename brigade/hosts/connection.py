@@ -189,7 +189,7 @@ class Channel:
             self._noise.append(self.forged)
 
     def _notice(self, text: str) -> None:
-        """Give up a host of which not the agent reads our orders, but a shell: it quotes them."""
+        """Give up a host on which a shell, and not the agent, reads our orders: it quotes them."""
         greeted = self._answers["hello"]
         if _ORDER.search(text) and not greeted.done():
             greeted.set_exception(ConnectionError(f"a shell reads what is meant for the agent: {text[:200]}"))

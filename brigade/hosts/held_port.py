@@ -1,6 +1,6 @@
 """The port at which a run's rank 0 will wait for the others, and the ways to it. Needs only the standard library.
 
-Between its choice and the moment at which rank 0 binds it pass some seconds. A second launch would choose it as well, and its
+Some seconds pass between its choice and the moment at which rank 0 binds it. A second launch would choose it as well, and its
 ranks would find the store of the first one's.
 """
 

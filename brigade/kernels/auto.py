@@ -80,8 +80,8 @@ def closed(training: TrainingSection, strategy: Strategy, compiler: bool) -> set
     """Keys that no proof decides in this run: it divides layers, or another key of the recipe or the lack of a compiler excludes
     them. Liger's kernels compute the same in every strategy (train/engines/kernels.py: apply_liger).
 
-    ZeRO-3 gathers weights before each module of a layer: torch makes a program of each, and none of a layer as a proof times it
-    (docs/evidence/compiled.md).
+    ZeRO-3 gathers weights before each module of a layer: torch makes a program of each module, and not one of the layer, as a
+    proof times it (docs/evidence/compiled.md).
     """
     again = training.activation_checkpointing
     refused = again == "selective" or (again and strategy.kind in ("fsdp2", "hsdp"))  # strategy/refused.yaml
@@ -181,7 +181,7 @@ def here(
 
 
 def _again(written: Row, shapes: Row, world: World, proof: Row, how: Row) -> Row:
-    """The proof with what it lacked; the old one, where that cannot be tried."""
+    """Return the proof completed with what it lacked, or the old one where that cannot be tried."""
     try:
         new = prove.on_this_host(written, shapes, quick=True, index=gpu_index(world) or 0, known=proof, **how)
     except Exception as error:  # a run that trains does not end for a proof's sake

@@ -2,7 +2,7 @@
 
 The reference runs each sample by itself through eager attention in fp32, which knows nothing of packing. How far off a path may
 be is measured in differences that rounding makes: those of eager in the same precision, each sample by itself, and each row as
-if it was one sample.
+if it were one sample.
 """
 
 import re

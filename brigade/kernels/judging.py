@@ -10,7 +10,7 @@ CLOSE = 1.03  # times that are closer cannot be told apart: the table's order de
 
 
 def answered(row: Row) -> bool:
-    """Whether a path of a proof has a status for any other reason than want of time."""
+    """Whether a path of a proof has a status for a reason other than lack of time."""
     return "status" in row and not row.get("timeouts")
 
 

@@ -108,7 +108,7 @@ def head_size(config: Row) -> int | None:
 
 
 def described(config: Row) -> "PreTrainedConfig":
-    """A new config object, for a model writes its attention into it."""
+    """Return a new config object, because a model writes its attention into it."""
     from transformers import AutoConfig
 
     values = {key: value for key, value in config.items() if key not in ("model_type", "dtype", "torch_dtype")}
@@ -192,7 +192,7 @@ def batch(
 ) -> Row:
     """Samples packed into rows as train.py's collator gives them to a model.
 
-    rows: the numbers of the samples in each row; as_a_run: pad them where a run would, else lay them always end to end
+    rows: the numbers of the samples in each row; as_a_run: pad them where a run would, else always lay them end to end
     """
     joined = [{key: np.concatenate([samples[i][key] for i in members]) for key in samples[0]} for members in rows]
     several = any(len(members) > 1 for members in rows)

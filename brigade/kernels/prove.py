@@ -117,7 +117,7 @@ def _attention(rows: dict[str, Row], results: dict[str, Row]) -> str:
 
 
 def _with_attention(rows: dict[str, Row], results: dict[str, Row], attention: str) -> dict[str, Row]:
-    """The paths to be tried with this attention, with those marked absent of which a part is not proven."""
+    """Return the paths to be tried with this attention. A path of which a part is not proven is marked absent."""
     sets = {name: row for name, row in results.items() if row["kind"] in WITH_ATTENTION}
     for name, row in sets.items():
         missing = [part for part in rows[name]["uses"] if results.get(part, {}).get("status") not in (PROVEN, SLOWER)]

@@ -31,7 +31,7 @@ def optimizer(name: str, parameters: "list[torch.nn.Parameter]") -> "torch.optim
 def error(
     change: "Callable[[str, list[torch.nn.Parameter]], torch.optim.Optimizer]", name: str, device: "torch.device | str"
 ) -> float:
-    """The mean error of the change that STEPS steps make, in parts of the mean change. change: optimizer() or one like it"""
+    """The mean error of the change that STEPS steps make, as a share of the mean change. change: optimizer() or one like it"""
     import torch
 
     draw = torch.Generator().manual_seed(7)

@@ -132,8 +132,8 @@ class Worker:
         return change
 
     def _told(self, how: str, shares: bool = False) -> tuple["Told", str]:
-        """How a model with this attention learns of the samples in a row; why it does not, where they share something: else it
-        does, for no other model is tried."""
+        """Return how a model with this attention learns of the samples in a row, and why it does not where they share something;
+        otherwise it always does, because no other model is tried."""
         from ..train.model import attention, packed_samples
         from . import models
 

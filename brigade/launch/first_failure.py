@@ -46,7 +46,7 @@ class Failure:
 
     @property
     def is_mistake(self) -> bool:
-        """Whether a rank reported a user's mistake. Exit code 2 alone is none: any library may end a process with it."""
+        """Whether a rank reported a user's mistake. Exit code 2 alone is not one: any library may end a process with it."""
         return self.kind == "reported" and self.code == 2
 
     @property

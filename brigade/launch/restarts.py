@@ -146,7 +146,7 @@ class Restarts:
         return fault_of(failure, log)
 
     def _went_on_from(self, step: int) -> None:
-        """Count anew what a fault cost: where the newest checkpoint was damaged, more is lost than was told at the fault."""
+        """Count again what a fault cost: where the newest checkpoint was damaged, more is lost than was told at the fault."""
         number = max((number for number, fault in enumerate(self.faults) if fault.begun), default=-1)
         told = self.lost.get(number)
         if told is not None:
@@ -166,7 +166,7 @@ class Restarts:
         return f"{least} to {counted(least + unseen, 'step')}" if unseen else counted(least, "step")
 
     def _stopped(self, launch: Launch) -> Fault | None:
-        """The fault of an attempt that somebody stopped in good order: None where it was by the file `stop`, who wants no
+        """The fault of an attempt that somebody stopped in good order: None where it was by the file `stop`, which asks for no
         other, or by a signal to one rank, whose host may be about to go."""
         by = launch.after.get("stopped", "")
         if by == "the file stop":

@@ -227,7 +227,7 @@ def dns_name(job: Job) -> str:
 
 
 def train_words(job: Job) -> list[str]:
-    """train.py and its words but --output_dir: a job file names the directory where it looks for the success marker.
+    """train.py and its words except --output_dir: a job file names the directory where it looks for the success marker.
 
     Raises UserError for flags that must not be said again when the job starts a second time.
     """
@@ -262,7 +262,7 @@ def secrets(job: Job) -> list[str]:
 
 
 def _is_here(source: str | None) -> bool:
-    """Whether it is no name on the Hub: a path that is there, or written as one (outputs/model, which a job may make first)."""
+    """Whether it is not a name on the Hub: a path that exists, or written as one (outputs/model, which a job may make first)."""
     if source and is_path(source):
         return True
     with suppress(OSError, ValueError):  # a name that no file can have

@@ -90,7 +90,7 @@ def sizes(workload: Workload, cluster: Cluster, inside: bool) -> Iterator[Answer
 def pick(whole: Answer, goal: str, deadline: float = 0.0, tokens: float = BILLION) -> tuple[Answer, list[str]]:
     """Return (the answer that serves the goal, sentences to begin with). deadline: hours for so many tokens, 0 for none.
 
-    A deadline is kept where the slow end of the interval keeps it. Sizes are compared by what is expected of each.
+    A deadline is met where even the slow end of the interval meets it. Sizes are compared by what is expected of each.
     """
     if not goal and not deadline:
         return whole, better(whole)

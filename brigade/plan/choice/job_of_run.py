@@ -54,7 +54,7 @@ def job_of_run(
     """Return `recipe` as a Job on `ranks` GPUs of the kind `gpu`, `node_size` on each host. Samples are max_length long, and of
     preferences two make a sequence.
 
-    ranks: of each replica, where several train by themselves
+    ranks: of each replica, where several train independently
     config: the model's config.json; place: its name in messages; trained: parameters of the adapters and what is trained beside
     them where that is known, else counted; asked: what is known of the images of a recipe that has some
     Raises NotCovered for what the formulas do not know.

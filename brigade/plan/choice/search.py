@@ -200,7 +200,7 @@ def candidates(workload: Workload, cluster: Cluster) -> list[Candidate]:
 
     That is the fastest that fits, or where none fits the one that needs least.
 
-    Where nothing fits but with offload or an axis, what fits with 8-bit moments is among them.
+    Where nothing fits except with offload or an axis, what fits with 8-bit moments is among them.
     """
     ranked = _with_one_optimizer(workload, cluster)
     winner = chosen(ranked)
@@ -222,7 +222,7 @@ def _order(candidate: Candidate) -> tuple[bool, float]:
 
 def _estimated(workload: Workload, cluster: Cluster, choice: Choice, names: str, device: Gpu) -> Iterator[Candidate]:
     """Yield the configurations of one strategy with their estimates. Larger micro-batches than one that does not fit are left
-    out, for they need more: but for the largest, with which there is nothing to accumulate."""
+    out, because they need more: except the largest, with which there is nothing to accumulate."""
     told = bool(cluster.nvme_gb if choice.offload == "nvme" else cluster.host_gib)
     too_large = set()
     for job in jobs(workload, cluster, choice, names):

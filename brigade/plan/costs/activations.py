@@ -53,7 +53,7 @@ def layer_bytes(job: Job, moe: bool) -> tuple[float, float]:
 def activation_bytes(job: Job) -> tuple[float, float]:
     """Return the bytes per micro-batch (that one layer keeps, mean over layers; that a layer's backward pass needs besides).
 
-    With checkpointing a layer keeps what it begins with, and what it computes again comes to what it needs.
+    With checkpointing a layer keeps what it begins with, and what it computes again is added to what it needs.
     """
     s, t = job.shape, job.tokens
     whole = back = largest = 0.0

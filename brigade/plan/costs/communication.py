@@ -26,7 +26,7 @@ def tensor_seconds(job: Job, net: Links, more: int = 0) -> float:
     """Return the seconds per layer and micro-batch that a tensor group takes.
 
     Sums over ranks after attention and MLP, and the same backward: each is a gather and a scatter, eight halves in all.
-    Computing whole layers again adds four. more: halves besides
+    Computing whole layers again adds four. more: further halves
     """
     if job.tensor == 1:
         return 0.0
@@ -177,7 +177,7 @@ def sent(job: Job) -> float:
 
 
 def round_seconds(job: Job, g: Gpu) -> tuple[float, float]:
-    """Return (seconds in which a round's weights cross the network, seconds of all else that all ranks wait for at its end)."""
+    """Return (seconds in which a round's weights cross the network, other seconds that all ranks wait for at its end)."""
     n, own = job.replicas.count, part(job)
     line = links(g, job.link, job.node_size).node * CONSTANTS.replica_exchanges
     socket = 2 * (n - 1) / n * own * CONSTANTS.replica_width[job.replicas.precision] / CONSTANTS.gloo_socket
@@ -190,7 +190,7 @@ def round_seconds(job: Job, g: Gpu) -> tuple[float, float]:
 
 
 def synchronising(job: Job, g: Gpu, step: float) -> float:
-    """Return the seconds that averaging adds to each step. step: seconds without it; fragments are sent behind it"""
+    """Return the seconds that averaging adds to each step. step: seconds without it; fragments are sent while it runs"""
     replicas = job.replicas
     if replicas.count == 1:
         return 0.0

@@ -20,7 +20,7 @@ class Division:
 
     @property
     def layers(self) -> list[int]:
-        """How many layers each stage has: the most costly stage is as cheap as can be, a head as costly as its product."""
+        """How many layers each stage has: the most costly stage is as cheap as possible; a head costs as much as its product."""
         job, shape = self.job, self.job.shape
         if job.pipeline == 1:
             return [shape.layers]

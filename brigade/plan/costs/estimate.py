@@ -23,7 +23,7 @@ SLOW = 0.1  # share of a step that computes, below which a configuration is poss
 class Estimate:
     """The memory and time that a configuration takes.
 
-    Memory is one count by parts, in bytes; cache is beside what a card has to hold.
+    Memory is one count by parts, in bytes; cache is additional to what a card has to hold.
 
     memory: what torch allocates at its peak; gaps: what its allocator leaves where activations lie between states
     streams: the pools of ZeRO-3's streams; context: CUDA's, and NCCL's buffers

@@ -1,7 +1,7 @@
 """Tensors of the base that no module takes: a run carries them over, byte for byte and block by block, into what it saves.
 
-Beside a model in Hugging Face format they are its last shard, with an index; in a checkpoint a file of their own, which loading a
-checkpoint passes over and `export` reads.
+In a model in Hugging Face format they are the last shard, with an index. In a checkpoint they are a file of their own: loading a
+checkpoint passes over it, and `export` reads it.
 """
 
 import json
@@ -101,5 +101,5 @@ def correct_config(folder: Path, predicts: bool, dtype: str | None = None) -> bo
 
 
 def remove_index(folder: Path) -> None:
-    """Remove the index of a model that is about to be replaced: a smaller one is written without."""
+    """Remove the index of a model that is about to be replaced: a smaller one is written without an index."""
     (folder / _INDEX).unlink(missing_ok=True)

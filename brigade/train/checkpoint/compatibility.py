@@ -1,4 +1,4 @@
-"""Whether a run's engine reads a checkpoint by itself, whether it has to be resharded (engines/resharding.py), or neither."""
+"""Whether a run's engine reads a checkpoint itself, whether it has to be resharded (engines/resharding.py), or neither."""
 
 from pathlib import Path
 
@@ -24,8 +24,8 @@ _DIVIDES_ANEW = ("zero_optimization.elastic_checkpoint", "checkpoint.load_univer
 
 
 def is_native(folder: Path, run: runs.Run) -> bool:
-    """Whether the engine itself loads the checkpoint exactly: its files are whole, torch divides them anew, or ZeRO is divided as
-    before."""
+    """Whether the engine itself loads the checkpoint exactly: its files are whole, torch divides them again, or ZeRO is divided
+    as before."""
     before, now = axes_of(folder), run.strategy.axes
     if engine_of(folder) != _engine(run) or before.stages > 1 or now.stages > 1:
         return False  # a pipeline's checkpoint goes by names, as FSDP2's does, and each rank reads its own part

@@ -1,6 +1,6 @@
 """The record of a whole checkpoint: which files belong to it, and which of them are missing or damaged.
 
-Checksums find what disks and copies have done to a file. They are no signature: whoever changes a file can change the record
+Checksums find what disks and copies have done to a file. They are not a signature: whoever changes a file can change the record
 too. upstream/unpickling.py finds what a stranger has put into a file.
 """
 
@@ -51,7 +51,7 @@ def write(folder: Path, document: Document, files: Mapping[str, Document], folde
     document: `step`; `samples` and `tokens` seen; `position`: where the data goes on; `world`: ranks and hosts; `base`: digests
     of the weights that the run began with; `run`: its run.yaml, with strategy, versions and the data's fingerprint
     files: name -> {"bytes": ..., "checksum": hexadecimal digits}
-    folders: those without a file, which object storage has not and ZeRO looks for
+    folders: those without a file, which ZeRO looks for and object storage does not have
     """
     document = {**document, "folders": sorted(folders)} if folders else document
     head = {"format": FORMAT, "checksum": checksums.ALGORITHM}
@@ -59,8 +59,8 @@ def write(folder: Path, document: Document, files: Mapping[str, Document], folde
 
 
 def flaw(folder: Path) -> str | None:
-    """Why no run can continue from a checkpoint, in words: what is missing, cut short or unreadable; None: nothing. It compares
-    sizes; damage() finds a changed byte inside a file."""
+    """Return in words why no run can continue from a checkpoint: what is missing, cut short or unreadable; None where a run can.
+    It compares sizes; damage() finds a changed byte inside a file."""
     if not finished(folder):
         return "it was not written to its end"
     try:
@@ -176,7 +176,7 @@ def other_versions(folder: Path) -> str:
 
 
 def _whole_record(folder: Path) -> Fields:
-    """As recorded(), with every byte as it was written. Raises ValueError where it is not, or where a later version wrote it."""
+    """Return recorded(), with every byte as it was written. Raises ValueError where it is not, or a later version wrote it."""
     path = folder / RECORD
     if not path.is_file():
         return {}

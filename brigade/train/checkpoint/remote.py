@@ -1,4 +1,4 @@
-"""A run whose output is in object storage: written locally first, uploaded behind training, brought back to a bare host.
+"""A run whose output is in object storage: written locally first, uploaded during training, brought back to an empty host.
 
     URL/checkpoint-N/...  then URL/checkpoint-N/brigade.json     a checkpoint is whole there once its manifest is
     URL/run.yaml, events.jsonl, report.html, ...                 after each checkpoint and at the end
@@ -38,7 +38,7 @@ PLACE = "flag --output_dir"
 def bring_records(settings: Settings, world: World) -> None:
     """Bring what the storage has of this run besides weights, where it knows more than this host's directory. A collective.
 
-    Ends all ranks with one message where the storage cannot be written, holds another run or something that is none, or is
+    Ends all ranks with one message where the storage cannot be written, holds another run or something else, or is
     occupied and --fresh is given.
     """
     if not settings.remote:
@@ -72,7 +72,7 @@ def bring_records(settings: Settings, world: World) -> None:
 
 def bring_checkpoint(run: runs.Run) -> None:
     """Download the newest whole checkpoint of the storage where this host has only older ones, and the best one with it. A
-    collective. One whose bytes are not those of its manifest is left out, and the one before it taken."""
+    collective. One whose bytes do not match its manifest is left out, and the one before it is taken."""
     settings = run.settings
     if not settings.remote or settings.fresh or settings.resume_from_checkpoint:
         return
@@ -111,7 +111,7 @@ def _on_each_host(world: World, work: Callable[[], None]) -> None:
 
 
 def _check_free(settings: Settings, there: Mapping[str, int]) -> None:
-    """Raise UserError where what lies at the URL is no run's, or where --fresh would have to move it aside."""
+    """Raise UserError where what lies at the URL does not belong to a run, or where --fresh would have to move it aside."""
     objects = [name for name in there if not name.startswith(".probe-")]
     if not objects:
         return
@@ -125,7 +125,7 @@ def _check_free(settings: Settings, there: Mapping[str, int]) -> None:
 
 
 def _check_same(settings: Settings, directory: Path, text: bytes) -> None:
-    """Raise UserError where the run in the storage and that in the local directory are two."""
+    """Raise UserError where the run in the storage is not the run in the local directory."""
     try:
         there = (parse_yaml(text.decode()).get("run") or {}).get("identity")
     except (yaml.YAMLError, ValueError, AttributeError, RecursionError):
@@ -150,7 +150,7 @@ def _whole(remote: storage.Storage, there: Mapping[str, int]) -> list[There]:
 
 
 def _download(remote: storage.Storage, found: There, directory: Path) -> Path | None:
-    """Return the checkpoint, downloaded and compared with its manifest; None where its bytes are other ones."""
+    """Return the checkpoint, downloaded and compared with its manifest; None where its bytes differ."""
     name, record = f"checkpoint-{found.step}", found.record or {}
     aside, final = directory / SAVING / f"{name}.brought", directory / name
     renamed = f", which holds step {found.step}, by its manifest" if found.name != name else ""
@@ -175,8 +175,8 @@ def _download(remote: storage.Storage, found: There, directory: Path) -> Path | 
 
 # ---- uploading a run -------------------------------------------------------------------------------------------------
 def begin(run: runs.Run) -> runs.Run:
-    """Return the run with its uploads, on the rank that makes them: markers of an earlier end go, run.yaml comes, and so does a
-    whole checkpoint that the storage lacks. A collective."""
+    """Return the run with its uploads, on the rank that makes them. It removes markers of an earlier end, and uploads run.yaml
+    and a whole checkpoint that the storage lacks. A collective."""
     if not run.settings.remote:
         return run
     with ranks.agreed(run.world):

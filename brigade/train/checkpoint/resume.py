@@ -58,7 +58,7 @@ def choose(
 
     fingerprint: of the data; base: consistency.digests of the weights that the run begins with
     damaged: checkpoint-N -> what is wrong with it, where its files' sizes do not tell
-    Raises UserError where it is no checkpoint, is damaged, or belongs to another run, strategy, number of ranks or base.
+    Raises UserError where it is not a checkpoint, is damaged, or belongs to another run, strategy, number of ranks or base.
     """
     named, fresh = run.settings.resume_from_checkpoint, run.settings.fresh
     if not named:

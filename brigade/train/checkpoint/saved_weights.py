@@ -22,7 +22,7 @@ def find(output: Path, step: int | None) -> Path:
     """Where to read weights from: checkpoint-`step`, else a finished run's own directory, else the newest whole checkpoint.
 
     Raises UserError where there is no such step (and lists the steps there are), where a finished run's model is gone (another
-    step is another model), where nothing is whole, and where something is no file.
+    step is another model), where nothing is whole, and where something is not a file.
     """
     folder = _find(output, step)
     strange = odd_file(folder)
@@ -64,7 +64,7 @@ def _find(output: Path, step: int | None) -> Path:
 
 
 def check_run(output: Path) -> None:
-    """Raise UserError where `output` is no run's output directory."""
+    """Raise UserError where `output` is not the output directory of a run."""
     check_exists(output)
     if not (output / RECORD).is_file():
         problem = f"there is no {RECORD} in it, so it is no run's output directory"

@@ -81,7 +81,7 @@ class Saving:
         """Write checkpoint-`step`. A collective, on the main thread.
 
         write: writes all files of this rank into a directory; document: as in manifest.write(); best: a checkpoint to keep
-        Raises UserError where the one before could not be written, and where this host sees another output directory.
+        Raises UserError where the previous one could not be written, and where this host sees another output directory.
         """
         began = time.perf_counter()
         self.wait()
@@ -113,7 +113,7 @@ class Saving:
             self.blocked = time.perf_counter() - began
 
     def wait(self, limit: float | None = None) -> None:
-        """Wait until the last checkpoint has its name, at most `limit` seconds. Raises UserError where it got none."""
+        """Wait until the last checkpoint has its name, at most `limit` seconds. Raises UserError if it never got one."""
         if self._thread:
             self._thread.join(limit)
         failure = self._job.failure if self._job else None

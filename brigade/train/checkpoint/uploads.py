@@ -1,4 +1,4 @@
-"""What brings a run to object storage behind its training: checkpoints one at a time, their manifests last, and at the end all
+"""What brings a run to object storage while it trains: checkpoints one at a time, their manifests last, and at the end all
 that the run leaves (remote.py says what lies where)."""
 
 import json
@@ -31,7 +31,7 @@ _OWN = (owner.FILE, starts.FILE, stop.FILE, SAVING, heartbeat.FOLDER, "nvme_offl
 
 
 def is_record(name: str) -> bool:
-    """Whether an object of a run is no part of a checkpoint and holds no weights."""
+    """Whether an object of a run is not part of a checkpoint and holds no weights."""
     first = name.partition("/")[0]
     return (
         not first.startswith(("checkpoint-", ".", "replica-"))
@@ -61,7 +61,7 @@ def checkpoints_there(there: Mapping[str, int], read: Callable[[str], bytes]) ->
     """Every checkpoint-N in a storage, newest first by the steps of their manifests, as on_disk.checkpoints() has those of a
     directory: there, too, one may have been renamed or copied.
 
-    there: {name of an object: bytes}; read: returns an object's content, and raises no OSError but for one that is not there
+    there: {name of an object: bytes}; read: returns an object's content, and raises OSError only for one that is not there
     """
     found, read = {}, cache(read)  # each manifest is a request, and says both its step and what is whole
     for folder in {name.partition("/")[0] for name in there if "/" in name}:
@@ -253,8 +253,8 @@ class Uploads:
             self._again(self.storage.put, [each])
 
     def _again(self, request: Callable[..., T], *about: object) -> T:
-        """Return what a request to the storage returns, which is tried again where it fails; not where a file is gone here. Raise
-        UserError, which says how long it was tried."""
+        """Return what a request to the storage returns. It is tried again where it fails, unless a file here is gone. Raise a
+        UserError that says how long it was tried."""
         began = time.monotonic()
         for pause in PAUSES:
             try:

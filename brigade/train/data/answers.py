@@ -1,4 +1,4 @@
-"""What an objective has to know of a micro-batch's answers, beside the model's inputs."""
+"""What an objective has to know of a micro-batch's answers, in addition to the model's inputs."""
 
 import numpy as np
 import torch
@@ -28,8 +28,8 @@ def samples_of(sequence: TokenSequence) -> list[TokenSequence]:
 
 
 def prompts_once(samples: list[TokenSequence]) -> list[TokenSequence]:
-    """Return the samples of a sequence of PAIRS such that each worse answer is without the tokens that it has in common with the
-    better one before it, and says how many with SHARED. A filler has one sample.
+    """Return the samples of a sequence of PAIRS, with each worse answer cut by the tokens that it has in common with the better
+    one before it; SHARED says how many. A filler has one sample.
 
     The common prefix ends at the first label, and its last token stays with both: it predicts the first label of each.
     """
@@ -76,8 +76,8 @@ def answers_of(
 
 
 def last_tokens(samples: list[TokenSequence], pad_token_id: int) -> np.ndarray:
-    """Return where each answer ends in a micro-batch whose samples lie end to end: int64 (answers,). As Transformers' classifiers
-    look for it (modeling_layers.py: GenericForSequenceClassification): the last token that is not the one for padding."""
+    """Return where each answer ends in a micro-batch whose samples lie end to end: int64 (answers,). It is where
+    Transformers' classifiers look (modeling_layers.py: GenericForSequenceClassification): the last token that is not padding."""
     begin, places = 0, []
     for sample in samples:
         if (sample["labels"] != IGNORED).any():

@@ -1,4 +1,4 @@
-"""Values of rows, as JSON gives them: of Arrow tables what a schema calls JSON is decoded, without keys that Arrow has added."""
+"""Values of rows, as JSON gives them: what an Arrow schema calls JSON is decoded, and keys that Arrow has added are left out."""
 
 import json
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def _with_single_keys(pairs: list[tuple[str, object]]) -> Fields:
 
 
 def json_or(otherwise: object, text: str | bytes) -> Any:
-    """Return the value of a text of JSON, or `otherwise` where it is none."""
+    """Return the value of a JSON text, or `otherwise` where the text is not JSON."""
     with suppress(ValueError, RecursionError):
         return json.loads(text)
     return otherwise

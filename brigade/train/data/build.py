@@ -31,8 +31,8 @@ def build(settings: Settings, tokenizer: "PreTrainedTokenizerBase", images: Imag
     """Prepare data in the cache; returns what a run has to know of it: fingerprint, folder, names of the sources, and how chats
     are written. Raises UserError as `prepare` does.
 
-    images: the model's processor, of a recipe with data.images. Which images there are, only the rows say: the folder's name is
-    made of all else, and the fingerprint of the images in it, too. A file that has changed since makes the folder anew.
+    images: the model's processor, for a recipe with data.images. Only the rows say which images there are: the folder's name is
+    made of everything else, and the fingerprint also of the images in it. If an image has changed, the folder is made again.
     """
     if settings.recipe.data.streaming:
         stream.check(settings)
@@ -57,7 +57,7 @@ def build(settings: Settings, tokenizer: "PreTrainedTokenizerBase", images: Imag
 
 
 def _outdated(folder: Path) -> str:
-    """Return why a folder's prepared data has to be made anew, in words, as its images are no longer the same files, too."""
+    """Return why a folder's prepared data has to be made again, in words; also where its images are no longer the same files."""
     manifest = Manifest(folder)
     changed = StoredImages.are_in(manifest) and StoredImages(folder, manifest).changed()
     return outdated(folder) or (f"the image {changed.path} has changed since it was prepared" if changed else "")
@@ -77,7 +77,7 @@ def _digest(content: object) -> str:
 def plan(
     settings: Settings, tokenizer: "PreTrainedTokenizerBase", images: ImageProcessor | None = None
 ) -> tuple[encode.Encoder, list[sources.Origin], str]:
-    """Return the encoder, the opened sources, and the fingerprint of what they will yield, but for their images."""
+    """Return the encoder, the opened sources, and the fingerprint of what they will yield, except for their images."""
     import tokenizers
 
     data = settings.recipe.data

@@ -17,8 +17,8 @@ TOKENIZER = _FOLDER / "tokenizer"  # a directory that AutoTokenizer.from_pretrai
 
 
 def write_preferences(file: Path, rows: str, count: int) -> None:
-    """Write rows of preferences for trials, made of the built-in data: to a question its own answer is the better one, and the
-    next question's the worse one. rows: PAIRS, or JUDGED, where every other row has the worse one"""
+    """Write rows of preferences for trials, made from the built-in data: a question's own answer is the better one, and the next
+    question's answer is the worse one. rows: PAIRS, or JUDGED, where every other row has the worse one"""
     with TRAIN.open() as lines:
         chats = [json.loads(next(lines))["messages"] for _ in range(count + 1)]
     with file.open("w") as out:

@@ -87,7 +87,7 @@ def bounded_template(memory: bool = True) -> Iterator[None]:
 
 
 def check_length(text: str, *chat: object) -> None:
-    """Raise BadRow for a rendered chat that is far longer than what it was made of: to tokenise it takes 100 bytes a letter."""
+    """Raise BadRow for a rendered chat that is far longer than what it was made of: tokenising it takes 100 bytes a letter."""
     if len(text) > TEMPLATE_LETTERS and len(text) > TEMPLATE_LETTERS + TEMPLATE_GROWTH * len(repr(chat)):
         problem = f"the chat template writes {len(text):,} letters for a chat that has {len(repr(chat)):,}"
         raise BadRow(problem, "look for loops and products in it, or name another one: chat_template")

@@ -25,7 +25,7 @@ class About:
     """What a micro-batch holds, without filler and padding.
 
     tokens, squared_lengths, slots: of samples, each with its whole prompt, also where two share it
-    slots: its tokens, filler and padding included; length: tokens of each of its sequences as they are computed, likewise
+    slots: its tokens, filler and padding included; length: tokens of each of its sequences as they are computed, with both
     logits: the number of slots for which they are computed
     step_supervised: supervised tokens of the whole optimizer step over all ranks, each times its weight (None: not known)
     end_to_end: whether a sequence has several samples, padding being one of them (None: padding has a mask)
@@ -68,7 +68,7 @@ class WithFiller(torch.utils.data.Dataset):
         return self.filler if index == FILLER else self.sequences[index]
 
     def __getitems__(self, indices: Iterable[int]) -> tuple[list[TokenSequence], float | None] | UserError:
-        """Return them, or in their place the UserError of reading them, for CarriesErrors."""
+        """Return them, or the UserError that reading them has raised, for CarriesErrors."""
         supervised = getattr(indices, "supervised", None)
         try:
             if supervised is None and getattr(indices, "sequences", None):
@@ -91,14 +91,14 @@ class Layout:
     marks: whether REAL says which tokens are neither filler nor padding, in a tensor of bool of the shape of input_ids
     rows: what a row of the data holds (objectives.py). Where samples are answers that are compared, each is padded by itself, and
         ANSWERS tells of them
-    scores: whether what is asked for is not the token behind each one, but a score at each answer's last
+    scores: whether the model is asked for a score at each answer's last token, and not for the token after each one
     processor: the model's processor of images (model/images/processor.py), which adds to a micro-batch what forward() takes of
         images; None where rows have none
     always_image: whether a micro-batch without an image gets a blank one, in a sample without labels at its end: where one rank
         runs the tower that turns images into embeddings, all ranks have to
     targets: at how many places logits are computed at least, end to end; the further ones are without a label
-    shares: whether the two answers of a pair, end to end, share the tokens of their prompt: the second lies behind the first
-        without them (arXiv 2410.20305). Its positions go on behind the prompt, and attention sees that and the answer itself
+    shares: whether the two answers of a pair, end to end, share the tokens of their prompt: the second follows the first
+        without them (arXiv 2410.20305). Its positions go on after the prompt, and its attention sees the prompt and itself
     """
 
     padding_free: bool = False
@@ -247,7 +247,7 @@ def _weights(sequences: list[TokenSequence], batch: Mapping[str, torch.Tensor]) 
 
 
 class CarriesErrors:
-    """What collates in a Loader: a mistake of a user's is handed on in place of its micro-batch, and raised by whoever draws it.
+    """What collates in a Loader: a user's mistake is handed on instead of its micro-batch, and raised by whoever draws it.
 
     A process that reads ahead is no part of the run: torch would raise a RuntimeError around the text of its traceback.
     """
@@ -304,7 +304,7 @@ def wasteful(lengths: Sequence[int]) -> bool:
 def positions(lengths: np.ndarray, before: np.ndarray | int = 0) -> np.ndarray:
     """Return position ids, 0, 1, ..., that start again with each sample; int64 (tokens,).
 
-    before: of each sample, how many tokens of the one before it stand in front of it, too: its positions begin with that
+    before: for each sample, how many tokens of the one before it also stand in front of it: its positions begin with that
     """
     begins = np.cumsum(lengths) - lengths - before
     return np.arange(lengths.sum(), dtype=np.int64) - np.repeat(begins, lengths)

@@ -1,8 +1,8 @@
-"""The files that a recipe's data names. Of those in object storage each version is downloaded once to the cache, and a run reads
+"""The files that a recipe's data names. Each version of a file in object storage is downloaded once to the cache, and a run reads
 the copy.
 
-The data's fingerprint is of the content, as that of local files is: where the objects lie, and when they were written, is no part
-of it.
+The data's fingerprint is made of the content, as for local files: where the objects lie, and when they were written, does not
+change it.
 """
 
 import fnmatch
@@ -18,7 +18,7 @@ from ..recipe.files import find
 
 
 def paths_of(name: str, place: str = "") -> list[Path]:
-    """Return the files of a recipe's pattern or name, in the order of their names; of object storage the cache's copies.
+    """Return the files of a recipe's pattern or name, in the order of their names; for object storage, the cache's copies.
     Raises UserError at `place` where there are none."""
     if is_remote(name):
         return _downloaded(name, place)
@@ -28,7 +28,7 @@ def paths_of(name: str, place: str = "") -> list[Path]:
 
 def _downloaded(pattern: str, place: str) -> list[Path]:
     """Return local copies of the objects that a URL or a pattern names, in the order of their names. Each version of an object is
-    downloaded once to a cache. Raise UserError at `place` where there is none, or none can be had."""
+    downloaded once to a cache. Raise UserError at `place` where there is none, or where one cannot be downloaded."""
     fixed, wild = pattern, ""
     if any(sign in pattern for sign in "*?["):
         first = min(pattern.index(sign) for sign in "*?[" if sign in pattern)
@@ -46,7 +46,7 @@ def _downloaded(pattern: str, place: str) -> list[Path]:
 
 
 def _matches(name: str, wild: str) -> bool:
-    """Whether an object's name fits a pattern, in which `*` stands for no slash, and `**` for any folders."""
+    """Whether an object's name fits a pattern, in which `*` stands for anything without a slash, and `**` for any folders."""
     if "**" in wild:
         return fnmatch.fnmatchcase(name, wild) or fnmatch.fnmatchcase(name, wild.replace("**/", ""))
     return name.count("/") == wild.count("/") and fnmatch.fnmatchcase(name, wild)

@@ -32,7 +32,7 @@ class Encoder:
     tokenizer: JSON of a Rust tokenizer; templates: how chats are rendered; variables: special tokens that templates use;
     end: the token id that closes a text or a completion; rows: what a row holds, ANSWERS, PAIRS or JUDGED
     images: the model's processor, where rows may have images; image_rules: what the recipe says of them
-    own_tokens: that the recipe adds, which are meant wherever a row has them
+    own_tokens: those that the recipe adds, which are meant wherever a row has them
     """
 
     tokenizer: str
@@ -84,7 +84,7 @@ class LoadedEncoder:
             return next(iter(self._ids([text])))[0].tolist()
 
     def beginning(self, text: str) -> list[int]:
-        """Return the token ids of a text that goes on: those of a sample without a chat template, but for its end."""
+        """Return the token ids of a text that goes on: those of a sample without a chat template, except for its end."""
         with no_panic("the question"):
             ids = self.tokenizer.encode(text, add_special_tokens=True).ids
         ids = ids[self._once(ids)]
@@ -183,7 +183,7 @@ class LoadedEncoder:
             )
 
     def _checked(self, text: Text) -> Text:
-        """Return a text with the control tokens counted that it spells out. Raises BadRow and UnicodeEncodeError."""
+        """Return a text with a count of the control tokens that it spells out. Raises BadRow and UnicodeEncodeError."""
         text.text.encode()
         if text.rendered:
             return text
@@ -207,12 +207,12 @@ class LoadedEncoder:
 
     @functools.cached_property
     def added(self) -> list[str]:
-        """The tokens that stand in no vocabulary of pieces, special or not: who spells one out means it."""
+        """The tokens that stand in no vocabulary of pieces, special or not: whoever spells one out means it."""
         return [token.content for token in self.tokenizer.get_added_tokens_decoder().values()]
 
     @functools.cached_property
     def around(self) -> tuple[list[int], list[int]]:
-        """The token ids that the tokenizer adds before a text and behind it."""
+        """The token ids that the tokenizer adds before a text and after it."""
         bare = self.tokenizer.encode("a", add_special_tokens=True)
         own = [place for place, added in enumerate(bare.special_tokens_mask) if not added] or [len(bare.ids)]
         return bare.ids[: own[0]], bare.ids[own[-1] + 1 :]
@@ -288,7 +288,7 @@ class LoadedEncoder:
 
     @functools.cached_property
     def letters(self) -> "Tokenizer":
-        """The tokenizer, but to it no text is a special token."""
+        """The tokenizer in a form that reads no text as a special token."""
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_str(self.encoder.tokenizer)
@@ -311,7 +311,7 @@ def no_panic(place: str) -> Iterator[None]:
 
 def _tokens_of(encoding: "Encoding", begin: int, stop: int) -> slice:
     """Return the tokens of characters [begin, stop). A token that began before them, at a blank for instance, belongs to them:
-    who writes them writes that token."""
+    whoever writes them writes that token."""
     tokens = map(encoding.char_to_token, range(begin, stop))
     from_the_end = map(encoding.char_to_token, range(stop - 1, begin - 1, -1))
     first = next((token for token in tokens if token is not None), None)

@@ -40,7 +40,7 @@ def given(row: Row) -> tuple[str, list[object]]:
 
 
 def refuse_overlooked(row: Row, messages: list[Message]) -> None:
-    """Raise BadRow for a row in which no image was found, and of which another column seems to hold one, or a key of a turn."""
+    """Raise BadRow for a row in which no image was found, although another column, or a key of a turn, seems to hold one."""
     columns = list(likely({name: row.content[name] for name in row.unread()}))
     if columns:
         name = columns[0]

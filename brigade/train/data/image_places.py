@@ -79,7 +79,7 @@ def refuse_pictures(text: str, role: str, images: bool = False) -> set[str]:
     """Return the places for images, videos and sounds that a turn spells out, and which are learned as letters. Raises BadRow
     where one stands for a picture.
 
-    images: whether images are read, and these places are those that no column of the row has one for
+    images: whether images are read, and these places are those for which no column of the row has an image
     """
     picture = _PICTURE.search(text) if role == "user" else None
     mark = (picture["first"] or picture["last"]) if picture else ""

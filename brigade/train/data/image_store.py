@@ -1,4 +1,4 @@
-"""The images of prepared samples: of each where it lies, or its encoded bytes, and the size in which it is read. No pixels."""
+"""The images of prepared samples: where each lies, or its encoded bytes, and the size in which it is read. No pixels."""
 
 import hashlib
 import os

@@ -68,7 +68,7 @@ NO_RULES = ImageRules()
 
 
 class ImageProcessor(Protocol):
-    """What of a model's processor of images (model/images/processor.py) decides how samples are encoded."""
+    """The parts of a model's image processor (model/images/processor.py) that decide how samples are encoded."""
 
     image_token: str
     image_token_id: int
@@ -80,7 +80,7 @@ class ImageProcessor(Protocol):
 
 
 class LostImage(UserError):
-    """A file of an image that is no longer what was prepared. sample: whose it is, by its number in the store; None: not known"""
+    """An image file that is no longer what was prepared. sample: whose it is, by its number in the store; None: not known"""
 
     sample: int | None = None
 
@@ -288,7 +288,7 @@ def _from_base64(text: str, called: str) -> bytes:
 @functools.lru_cache(maxsize=16)
 def _fetched(address: str) -> bytes:
     """Return what an address gives. Raises BadRow where its host has no such image, and UserError where it does not answer, which
-    is no row's fault: another try, or another host, would prepare other data."""
+    is not the row's fault: another try, or another host, would prepare other data."""
     for left in reversed(range(FETCH_TRIES)):
         try:
             request = Request(address, headers={"User-Agent": "Mozilla/5.0 (compatible; Brigade)"})

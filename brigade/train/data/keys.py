@@ -66,7 +66,7 @@ def says_nothing(value: object) -> bool:
 
 
 def blank(text: str) -> bool:
-    """Whether a text has no character that is seen."""
+    """Whether a text has no visible character."""
     return _BLANK.fullmatch(text) is not None
 
 

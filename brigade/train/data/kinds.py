@@ -1,6 +1,6 @@
 """What a sample is: an answer, one of a better and a worse answer to a prompt, or an answer that is labelled good or bad.
 
-Apart from preferences.py, which lint reads without numpy.
+This is not in preferences.py, because lint reads that without numpy.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ class Kind:
     """Answers that are learned.
 
     samples: how many an item has, which a sequence holds together; fewest: items that a held-out split needs
-    counts_tokens: whether the loss is the mean over tokens, not over items; mismatched: whether an answer is also compared behind
-    the prompt of another row; stored: columns of SAMPLE that the store keeps beside those of all kinds; called: items, in words
+    counts_tokens: whether the loss is the mean over tokens, not over items; mismatched: whether an answer is also compared after
+    the prompt of another row; stored: columns of SAMPLE that the store keeps besides those of all kinds; called: items, in words
     """
 
     samples, fewest = 1, 1
@@ -129,7 +129,7 @@ class Judged(Pairs):
     sides = ("good", "bad")
 
     def flaw(self, table: np.ndarray, items: np.ndarray, learned: bool, objective: str) -> tuple[str, str] | None:
-        """Answers that are learned from have both labels; to each prompt belongs another row's answer, too."""
+        """Answers that are learned from need both labels, and each prompt also needs another row's answer."""
         labels = table["desirable"][items]
         if learned and (labels.all() or not labels.any()):
             label, other = ("good", "bad") if labels.all() else ("bad", "good")

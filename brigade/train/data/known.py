@@ -1,7 +1,7 @@
 """What a second model says of samples, in a file beside the prepared data: rows of numbers, for each sample or supervised token.
 
-A row is zeros until it is computed, so that a run which was interrupted goes on with the others. Each has a checksum beside it:
-one that is not what was written is computed anew before training, and refused while it is read.
+A row is zeros until it is computed, so that a run which was interrupted goes on with the others. Each has a checksum: a row that
+is not what was written is computed again before training, and refused when it is read.
 """
 
 import functools
@@ -34,7 +34,7 @@ class Known:
         self.dtype = np.dtype([("values", np.float64, (columns,)), ("check", np.uint64)])
 
     def create(self) -> None:
-        """Make the file, of which nothing is known, where it is not there or is another one's."""
+        """Make the file, with nothing known in it yet, where it is missing or belongs to others."""
         rows = (int(self.begins[-1]),)
         if self.file.exists():
             with suppress(OSError, ValueError):
@@ -49,7 +49,7 @@ class Known:
             os.posix_fallocate(new.fileno(), 0, new.tell() + rows[0] * self.dtype.itemsize)
 
     def unknown(self) -> tuple[np.ndarray, int]:
-        """Return of which samples something is not known, bool (samples,), and how many rows are not what was written."""
+        """Return for which samples something is unknown, bool (samples,), and how many rows are not what was written."""
         unknown, damaged = [np.zeros(1, np.int64)], 0
         for part, kept in self._parts():
             never = (kept["check"] == 0) & ~kept["values"].view(np.uint64).any(axis=1)

@@ -1,5 +1,5 @@
-"""Templates with generation marks, tried: a sample begins with the prompt that asks for its answer, an end of it is learned, and
-nothing that others wrote.
+"""Templates with generation marks, tried: a sample begins with the prompt that asks for its answer, an end of the answer is
+learned, and nothing that others wrote is learned.
 
 A template that is rendered turn by turn has all this by its making (turn_by_turn.py). Marks are only claims, so they are tried on
 chats of the row's kind: the same roles, keys and variables, with words of ours. Each kind is tried once.
@@ -134,15 +134,15 @@ class Marks:
         return BadRow(found.problem, found.cure)
 
     def with_end(self, text: str, begin: int, end: int) -> tuple[int, int]:
-        """Return a marked span with the special token behind it, where it ends with none."""
+        """Return a marked span with the special token after it, where it ends with none."""
         behind = self.control.match(text, end)
         if behind and begin < end and not text[begin:end].rstrip().endswith(self.control_tokens):
             return begin, behind.end()
         return begin, end
 
     def _ends_behind(self, tools: bool) -> bool:
-        """Whether the template's marks leave out the special token behind an answer, as LLaVA-OneVision's do: an answer without
-        it would never end. gpt-oss's leave out one behind earlier answers, and that is meant."""
+        """Whether the template's marks leave out the special token after an answer, as LLaVA-OneVision's do: an answer without
+        it would never end. gpt-oss's leave out one after earlier answers, on purpose."""
         chat = [{"role": "user", "content": _ASKED}, {"role": "assistant", "content": _ANSWER}]
         try:
             text, spans = self.render(chat, [self.tool] if tools else None, {})

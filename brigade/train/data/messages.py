@@ -199,7 +199,7 @@ def _json_of(found: re.Match[str]) -> str:
 
 
 def _is_json_and_more(text: str) -> bool:
-    """Whether a text begins with a whole value of JSON, behind which it goes on: an answer that speaks of it."""
+    """Whether a text begins with a whole value of JSON and then goes on: an answer that speaks of it."""
     with suppress(ValueError, RecursionError):
         return bool(DECODER.raw_decode(text.lstrip()))
     return False
@@ -296,8 +296,8 @@ def _said(given: Fields, names: tuple[str, ...], of: str) -> Any:
 
 
 def _flags(content: Fields, role: str, called: str = "a {} turn") -> dict[str, bool]:
-    """Return which flags a turn or a part has, and whether each says that it is learned. Raises BadRow for weights besides 0
-    and 1."""
+    """Return which flags a turn or a part has, and whether each says that it is learned. Raises BadRow for weights other than
+    0 and 1."""
     flags: dict[str, bool] = {}
     for key, value in content.items():
         if key not in FLAGS and isinstance(value, bool) and ROLES[role] == "assistant" and _MAY_FLAG.search(key):

@@ -34,7 +34,7 @@ DROP = "drop the row"
 
 
 def convert(content: object, columns: Columns, templates: Templates, rows: str) -> tuple[Text, ...]:
-    """Return the answers of a row, each behind its prompt and the only part of its text that is supervised: the better and the
+    """Return the answers of a row, each after its prompt and the only supervised part of its text: the better and the
     worse one (PAIRS); the one that is labelled, or both of a pair (JUDGED). Raises BadRow."""
     row, unread = _row(content, columns, rows), set[str]()
     texts = _pair(row, unread, templates) if _is_pair(row, rows) else (_judged(row, unread, templates),)
@@ -128,7 +128,7 @@ def _turns(value: object, role: str, unread: set[str], called: str) -> list[Mess
 def _divided(
     row: Row, prompt: object, better: list[Message], worse: list[Message], unread: set[str], templates: Templates
 ) -> tuple[list[Message], list[Message], list[Message]]:
-    """Return the prompt's turns, and those of each answer behind it.
+    """Return the prompt's turns, and those of each answer after it.
 
     The answers are whole chats, whose beginning in common is the prompt (it has to begin with `prompt` where a row has one,
     too), or begin with the assistant's turn.
@@ -209,7 +209,7 @@ def _refuse_unlike(ours: list[Message], theirs: list[Message], templates: Templa
 
 
 def _behind_last_question(whole: list[Message]) -> int:
-    """Return the number of the turn behind the last one of a user's; 0 where there is none."""
+    """Return the number of the turn after the user's last one; 0 where there is none."""
     return 1 + max((number for number, turn in enumerate(whole) if turn["role"] == "user"), default=-1)
 
 

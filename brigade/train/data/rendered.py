@@ -49,7 +49,7 @@ _ENDINGS = ENDS + tuple(mark for template in _TEMPLATES for mark in template.ans
 class Sign(NamedTuple):
     """A mark of a chat template at an end of a text.
 
-    sure: whether nothing but a template writes a text so; else it may speak of templates, or imitate a dialogue
+    sure: whether only a template writes a text like that; else it may speak of templates, or imitate a dialogue
     """
 
     mark: str
@@ -162,7 +162,7 @@ def learned_whole(text: str, own: Iterable[str]) -> Sign | None:
 
 
 def repeats(prompt: str, answers: Iterable[str]) -> bool:
-    """Whether all answers begin with the prompt's text, and the prompt is no greeting that an answer may well return."""
+    """Whether all answers begin with the prompt's text, and the prompt is not a greeting that an answer may well return."""
     asked = prompt.strip()
     if len(asked.split()) < 5 and not asked.endswith(("?", ":")):
         return False

@@ -120,8 +120,8 @@ def unread(facts: Document) -> str:
 
 
 def said(facts: Document) -> str:
-    """Return what of answers has no loss, or begins otherwise than at serving, each with the number of rows; "" where there is
-    nothing."""
+    """Return which parts of answers have no loss, or begin differently than in serving, each with the number of rows; "" where
+    there are none."""
     return "; ".join(f"{words} ({count:,} row{'s' * (count > 1)})" for words, count in _counted(facts) if words in SAID)
 
 

@@ -40,7 +40,7 @@ OF_TABLES = ((datetime.date, "a date"), (datetime.time, "a time"), (datetime.tim
 
 
 def not_text(called: str, value: object, cure: str) -> BadRow:
-    """Return what says that a value is no text, and no list of messages where that may stand. called: where it is"""
+    """Return the error of a value that is not a text, nor a list of messages where one may stand. called: where it is"""
     kind = next((name for types, name in OF_TABLES if isinstance(value, types)), None)
     if kind is None:
         return BadRow(f"{called} is {'missing' if value is None else shown(value)}, not text", cure)
@@ -51,7 +51,7 @@ def not_text(called: str, value: object, cure: str) -> BadRow:
 
 
 class Chunk(Protocol):
-    """Rows that are tokenised together. after: the cursor behind them; size: in the unit of Rows.size"""
+    """Rows that are tokenised together. after: the cursor after them; size: in the unit of Rows.size"""
 
     @property
     def after(self) -> object: ...

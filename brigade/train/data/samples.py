@@ -41,7 +41,7 @@ class Text:
     spans: supervised parts as (begin, end) in characters; plain: parts in which no special token is meant, likewise
     rendered: whether a chat template has written it, special tokens included; splits: whether a long one becomes several samples
     counts: of encoded.COUNTED; unread: what of its row nobody read, in words
-    desirable: whether it is no worse answer of a pair, and none that is labelled bad
+    desirable: whether it is neither the worse answer of a pair nor labelled bad
     images: in the order of their places; expansions: what stands in the text for each
     weight: of its tokens' losses
     """
@@ -115,7 +115,7 @@ def _is_turn(value: object) -> bool:
 
 
 def usual(row: Row, key: str) -> str | None:
-    """Return the row's column that other sets call so where it is what `key` is here; None where there is none."""
+    """Return the row's column by the name that other sets have for what `key` is here; None where there is none."""
     there = {name.lower(): name for name in row.content}
     return next((there[name] for name in USUAL[key] if name in there), None)
 
@@ -161,7 +161,7 @@ def weight_of(row: Row) -> float:
 
 
 def with_unread(text: Text, row: Row, unread: set[str]) -> Text:
-    """Return a text that says, too, which keys (`unread`) and columns of its row nobody read."""
+    """Return a text that also says which keys (`unread`) and columns of its row nobody read."""
     unread = unread | row.notes()
     return replace(text, unread=tuple(sorted(unread.union(text.unread)))) if unread else text
 
@@ -246,7 +246,7 @@ def exchange(
 
 
 def _texts_within(*spelled: str) -> int:
-    """Return how many texts each of these texts holds, as lists in JSON; 0 where one is no such list, or they are not alike."""
+    """Return how many texts each of these texts holds, as lists in JSON; 0 where one is not, or they are not alike."""
     counts = set[int]()
     for text in spelled:
         value = json_or(None, text) if text.startswith('["') else None

@@ -228,7 +228,7 @@ def wants_cpu(environment: Mapping[str, str]) -> bool:
 
 
 def check(world: World) -> None:
-    """Raise UserError where this host has GPUs and torch sees none of them: the run would train on the CPU, without a word."""
+    """Raise UserError where this host has GPUs and torch sees none of them: the run would silently train on the CPU."""
     found = unseen(os.environ)
     if found:
         raise UserError(f"host {world.host}", *found, "host")

@@ -1,6 +1,6 @@
-"""What ranks tell each other, as JSON: to read it runs no code, whoever sent it.
+"""What ranks tell each other, as JSON: reading it runs no code, whoever sent it.
 
-Torch's store and gloo's ports ask nobody who they are, so a stranger in a cluster's network can take a rank's place. Hence no
+Torch's store and gloo's ports do not ask who connects, so a stranger in a cluster's network can take a rank's place. Hence no
 pickles: a message is read into None, booleans, numbers, text, lists, tuples and dicts of these, and nothing else.
 """
 

@@ -54,8 +54,8 @@ class Silent:
 def culprits(ranks: list[Silent]) -> list[Silent]:
     """The ranks that the others wait for; [] where all wait for each other in one collective, and none can be told apart.
 
-    A process that is stopped, or in which nothing runs any more, goes first. Then who is in no collective while others are; who
-    is in an earlier one, or in another; and where nothing is known of collectives, who has come least far.
+    A process that is stopped, or in which nothing runs any more, goes first. Then come ranks in no collective while others are in
+    one; ranks in an earlier one, or in another; and where nothing is known of collectives, those that have come least far.
     """
     others = len(ranks) - 1
     for group in (
@@ -137,7 +137,7 @@ def names(numbers: Iterable[int]) -> str:
 
 
 def collective_in_words(name: str | None) -> str:
-    """`reduce-scatter` for nccl:_reduce_scatter_base; what is none of the usual ones as it is."""
+    """`reduce-scatter` for nccl:_reduce_scatter_base; an unusual name as it is."""
     return next(
         (words for pattern, words in _COLLECTIVES.items() if re.search(pattern, (name or "").lower())), name or ""
     )

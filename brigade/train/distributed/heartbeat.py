@@ -1,9 +1,9 @@
 """A rank's heartbeat: the step and the phase it is in, in memory that others may read while it hangs.
 
 A switch of phase is a few stores into a page of shared memory, about a microsecond and no system call
-(`python -m benchmarks.watching`). Who watches: under `launch` the rank's watching process, which shares the page by fork; a
-thread of the rank (watch/watch_thread.py) everywhere. Silence is counted by who watches, on that process's own clock and in
-looks: one that was suspended itself has not seen the time go by.
+(`python -m benchmarks.watching`). Under `launch` the rank's watching process, which shares the page by fork, watches it;
+everywhere a thread of the rank does (watch/watch_thread.py). The watcher counts silence on its own clock and in looks: one that
+was suspended itself has not seen the time go by.
 
 The page, as float64: beats, phase, step, seconds of `hang_timeout` (-1: auto, 0: never), the least seconds of silence within a
 step that may be a hang, the bytes that one host may have to write for a checkpoint (0: not known), then the longest visit of each

@@ -72,7 +72,7 @@ def end_with_launcher() -> None:
     """Under torchrun, accelerate or deepspeed: end this rank when the process that started it is gone, by a SIGKILL for
     example. It would train on unseen, into the directory where the user starts the run again.
 
-    `deepspeed` starts a process that starts the ranks: of both. A rank that nothing launched outlives its shell.
+    `deepspeed` starts a process that starts the ranks: a rank ends with either. A rank that nothing launched outlives its shell.
     """
     if this_process.agent.watches or not os.environ.keys() & {"TORCHELASTIC_RUN_ID", "CROSS_SIZE"}:
         return  # under `launch` the agent sees to it
@@ -101,7 +101,7 @@ def parent_of(pid: int) -> int:
 
 
 def command_of(pid: int) -> bytes:
-    """The words of a process's command, each with a zero byte behind it; none where there are none to see."""
+    """The words of a process's command, each with a zero byte after it; none where there are none to see."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -72,7 +72,7 @@ class Observer:
 
 
 def limit(phase: int) -> float:
-    """Seconds of silence that are no hang in this phase, of a rank that runs."""
+    """Seconds of silence that are not yet a hang in this phase, of a rank that runs."""
     page = this_process.heartbeat.page
     timeout, longest = page[TIMEOUT], page[LONGEST + phase]
     if timeout == 0:

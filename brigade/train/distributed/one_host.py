@@ -1,10 +1,10 @@
-"""Ranks of one host, among which no other user of it can step.
+"""Ranks of one host, which no other user of that host can join.
 
-Torch's store listens on all interfaces and asks nobody who he is, and what libraries exchange over a process group are
+Torch's store listens on all interfaces and does not ask who connects, and what libraries exchange over a process group are
 pickles: whoever takes a rank's place runs code as this user. Hence, where all ranks are on one host:
 
 - They meet in a file without a name, in rank 0's memory (memfd), which only processes of this user can open. Where it is comes
-  over the launcher's store. Who forges that can stop the run, but each rank looks whose file it has opened.
+  over the launcher's store. Whoever forges that can stop the run, but each rank checks whose file it has opened.
 - Gloo listens on the loopback.
 - Gloo takes whoever connects first for the peer. So each new group is looked at before it is used: the kernel knows which user
   has the other end of each connection.

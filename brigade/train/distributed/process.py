@@ -1,7 +1,7 @@
 """What belongs to this process of the operating system, and not to a run: several runs may follow each other in one process.
 
-`this_process` holds it, and is no argument: a signal handler, the fork that precedes every import (launched.py), a hook inside
-another package's model, and torch when it makes a group have nobody who could hand it to them, and what it stands for exists
+`this_process` holds it, and is not an argument: nobody could hand it to a signal handler, to the fork that precedes every import
+(launched.py), to a hook inside another package's model, or to torch when it makes a group; and what it stands for exists only
 once.
 """
 
@@ -38,7 +38,7 @@ class Peers(Protocol):
 
 
 class ForwardPass:
-    """What is said of the forward pass that runs, beside the arguments of its model: a layer deep inside another package's model
+    """What is said of the forward pass that runs, besides the arguments of its model: a layer deep inside another package's model
     reads it, and engines would cast an argument or move it to the device. It is over before the backward pass, in
     which checkpointed layers are computed again, on GPUs by another thread: none of them reads it.
 
@@ -60,7 +60,7 @@ class ForwardPass:
         weights: Tensor | None = None,
         teacher: object = None,
     ) -> AbstractContextManager[None]:
-        """Say this of the pass inside, and nothing of it behind: another model's would be told wrong."""
+        """Say this of the pass inside, and nothing of it afterwards: it would be wrong for another model's pass."""
         said = {"end_to_end": end_to_end, "of_tower": of_tower, "weights": weights, "teacher": teacher}
         return upstream.replaced(self, **said)
 

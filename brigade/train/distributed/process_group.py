@@ -90,7 +90,7 @@ def _of_this_launch(store: Store | None = None) -> dict[str, Any]:
 
 def wait_for_all() -> None:
     """Wait until every rank is here, without a clock: one host may download or tokenise for hours while the others have
-    it in their caches, and a collective would give up after COLLECTIVE_TIMEOUT. Who dies is the launcher's to notice."""
+    it in their caches, and a collective would give up after COLLECTIVE_TIMEOUT. It is the launcher that notices a dead rank."""
     # Where the run is divided into replicas, those of this one.
     store, size, pause = _get_default_store(), dist.get_world_size(), 0.002
     came = store.add(_WAITS, 1)

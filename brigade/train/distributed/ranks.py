@@ -136,7 +136,7 @@ def fail(
     The first rank to fail tells why; ranks that fail because of it (a closed connection, a time-out) say one line.
     directory: where the run writes; note_failure: what the first rank to fail does with the reason; explain: an error in a
     user's terms, where the first to fail knows better ones
-    KeyboardInterrupt and SystemExit go on as they are, but for sys.exit(0): in mid-run it is an error, whoever calls it. Leaves
+    KeyboardInterrupt and SystemExit go on as they are, except sys.exit(0): in mid-run it is an error, whoever calls it. Leaves
     by os._exit: destructors of a half-dead process group hang, and a rank that hangs keeps all others.
     """
     if isinstance(error, SystemExit) and not error.code:

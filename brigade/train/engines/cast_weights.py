@@ -1,4 +1,4 @@
-"""Weights in fp32 are cast to half precision once in a step, not anew in each of its micro-batches."""
+"""Cast weights in fp32 to half precision once per step, and not again in each of its micro-batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .engine import StepContext
 def applies(trainer: StepContext) -> bool:
     """Whether autocast casts weights several times in a step, and holds its copies until the backward pass is over anyhow.
 
-    With activation checkpointing it holds those of one layer at a time: to keep all would take 2 bytes per parameter more.
+    With activation checkpointing it holds those of one layer at a time: keeping all would take 2 more bytes per parameter.
     Adapters are few, and their base is in half precision. ZeRO and FSDP2 gather weights that are cast, and a pipeline's schedule
     runs a whole step under one autocast.
     """

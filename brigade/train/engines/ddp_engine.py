@@ -1,6 +1,6 @@
 """DDP, and torch's communication hooks that compress its gradients, with PowerSGD's memory in checkpoints.
 
-A hook works where DDP reduces, that is in the last micro-batch of a step: what is compressed are accumulated gradients.
+A hook works where DDP reduces, that is in the last micro-batch of a step: it compresses accumulated gradients.
 """
 
 from pathlib import Path
@@ -83,8 +83,8 @@ def _power_sgd(state: PowerSGDState, bucket: dist.GradBucket) -> torch.futures.F
 
 
 def forget(state: PowerSGDState) -> None:
-    """Begin anew with the next step: a gradient that is not finite stays in the errors and factors, and would ruin all that
-    follow."""
+    """Start over with the next step: a gradient that is not finite stays in the errors and factors, and would ruin all later
+    gradients."""
     for memory in (state.error_dict, state.p_memory_dict, state.q_memory_dict):
         memory.clear()
 
@@ -92,7 +92,7 @@ def forget(state: PowerSGDState) -> None:
 # ---- checkpoints -------------------------------------------------------------------------------------------------
 def save(state: PowerSGDState, folder: Path, world: World) -> None:
     """Write this rank's errors and factors beside its optimizer states. Without them a resumed run forgets the errors
-    and sends whole gradients for its first steps: other losses (pytorch #75666)."""
+    and sends whole gradients for its first steps: its losses differ (pytorch #75666)."""
     folder.mkdir(exist_ok=True)
     ours = f"_of_{world.size}.pt"
     for old in folder.glob("power_sgd_*.pt"):  # a half-written checkpoint of another world size
@@ -106,7 +106,7 @@ def restore(state: PowerSGDState, folder: Path, world: World) -> None:
     over ranks, and that stays. A checkpoint of one process has none: it sent nothing.
 
     Buckets must hold the same parameters in every process, hence DDP with find_unused_parameters (arguments.py): without
-    it, DDP orders them anew after a process's first backward pass.
+    it, DDP reorders them after a process's first backward pass.
 
     Raises UserError when errors of some ranks are missing.
     """

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class DeepSpeed(Engine):
-    """ZeRO-1, 2 and 3, with offload to the host's memory or to NVMe; all else is in the ds_config."""
+    """ZeRO-1, 2 and 3, with offload to the host's memory or to NVMe; everything else is in the ds_config."""
 
     def load_dtype(self) -> torch.dtype:
         return half_or_full(self.run.settings)  # it keeps a master copy in fp32 of its own

@@ -50,7 +50,7 @@ Keywords = dict[str, Any]  # arguments of another package's function
 
 
 class Engine:
-    """What is common to all engines; by itself the engine of one process."""
+    """What all engines have in common; on its own, it is the engine of one process."""
 
     power_sgd: Any = None  # its state, where DDP's hook is PowerSGD
     adapter_layers: Sequence[Any] = ()  # modules with adapters, once they have been looked for
@@ -104,7 +104,7 @@ class Engine:
 
     # ---- the Trainer and its model ---------------------------------------------------------------------------------
     def attach(self, trainer: StepContext) -> None:
-        """Once the Trainer exists, before it wraps its model."""
+        """Called once the Trainer exists, before it wraps its model."""
         if self.training.fp16 and self.cpu:
             scale_losses_on_cpus(trainer.accelerator)
         if not self.run.shared:
@@ -115,14 +115,14 @@ class Engine:
         return Collate(pad_token_id, layout)
 
     def prepare_optimizer(self, trainer: StepContext) -> None:
-        """Once the optimizer is wrapped, before it gets a checkpoint's states. A collective."""
+        """Called once the optimizer is wrapped, before it gets a checkpoint's states. A collective."""
         optimizer = self.optimizer(trainer)
         inside = getattr(optimizer, "optimizer", optimizer)
         if isinstance(inside, Muon):  # accelerate wraps it
             inside.divide_matrices(trainer.model, self.shares(trainer), trainer.args.device)
 
     def begin(self, trainer: StepContext, checkpoint: Path | None, steps: int) -> None:
-        """Once the model has its weights, before the first of so many steps."""
+        """Called once the model has its weights, before the first of `steps` steps."""
         clear_only(trainer.model_wrapped, trainer.parameters)
         recomputing.begin(trainer.model, trainer.samples, self.run.settings)
 
@@ -152,7 +152,7 @@ class Engine:
         trainer.model.zero_grad(set_to_none=True)
 
     def adapters_off(self, trainer: StepContext) -> AbstractContextManager[None]:
-        """While the model computes as it did before it got adapters."""
+        """Return the context in which the model computes as it did before it got adapters."""
         self.adapter_layers = self.adapter_layers or peft_layers.layers(trainer.model)
         return peft_layers.switched_off(self.adapter_layers)
 
@@ -168,7 +168,7 @@ class Engine:
                 yield f"scales of {name}", part, parameter.quant_state.absmax
 
     def held_states(self, trainer: StepContext) -> Iterator[tuple[str, object, torch.Tensor]]:
-        """Yield the optimizer's states of these parts, likewise."""
+        """Yield the optimizer's states of these parts in the same form."""
         states = self.optimizer(trainer).state
         for name, parameter in trainer.model.named_parameters():
             name, part = shares.name_of(name), self.part_of(name, parameter)
@@ -182,7 +182,7 @@ class Engine:
 
     # ---- an evaluation ---------------------------------------------------------------------------------------------
     def answering(self, trainer: StepContext) -> AbstractContextManager[None]:
-        """While the model generates answers."""
+        """Return the context in which the model generates answers."""
         return nullcontext()
 
     # ---- a checkpoint ----------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ class Engine:
         return scaler.state_dict() if scaler is not None else None
 
     def set_loss_scale(self, trainer: StepContext, state: Mapping[str, float]) -> None:
-        """Set what `state` has of loss_scale()'s; nothing where no loss is scaled."""
+        """Set those values of loss_scale() that `state` has; do nothing where no loss is scaled."""
         scaler = trainer.accelerator.scaler
         if scaler is not None:
             scaler.load_state_dict(scaler.state_dict() | state)
@@ -259,7 +259,7 @@ class StepContext(Protocol):
     """What the parts of a step may use of the Trainer that runs them: none needs its type, nor another part through it.
 
     model, model_wrapped: as Transformers' Trainer has them: the model itself, and what the engine has put around it
-    parameters: of the model; to look for them in all its modules takes as long as to clip their gradients
+    parameters: the model's; looking for them in all its modules takes as long as clipping their gradients
     place, data_rank: of this rank, on the axes and among all that see different sequences, over all replicas
     looks_as: (this rank, of how many) in evaluations
     samples: what divides a pass over several samples, where the model needs that (model/sample_by_sample.py)

@@ -30,7 +30,7 @@ def precision(half: torch.dtype) -> torch.distributed.fsdp.MixedPrecisionPolicy:
     """Return what FSDP2 computes and reduces in.
 
     accelerate would also reduce gradients and hand back the loss in half precision: 8 bits of a loss. Here outputs stay what they
-    are. A loss is fp32 by itself, and an output_dtype would reach every layer, because accelerate gives all the same policy
+    are. A loss is fp32 anyway, and an output_dtype would reach every layer, because accelerate gives all the same policy
     (utils/fsdp_utils.py: fsdp2_prepare_model): each layer's output would be cast to fp32, kept so, and cast back by the next.
     """
     return torch.distributed.fsdp.MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
@@ -112,7 +112,7 @@ class FSDP2(Engine):
 
 
 def _reshard(model: torch.nn.Module) -> None:
-    """Take back what an evaluation leaves whole."""
+    """Shard again what an evaluation leaves whole."""
     for module in model.modules():
         if isinstance(module, torch.distributed.fsdp.FSDPModule):
             module.reshard()
@@ -132,7 +132,7 @@ class HSDP(FSDP2):
 
 
 class TensorFSDP2(FSDP2):
-    """DTensors of two dimensions: divided over the tensor group, and what each of its ranks has sharded over the data's.
+    """DTensors of two dimensions: divided over the tensor group, each of whose ranks shards its part over the data's ranks.
 
     copies: of the whole model, each over tensor groups
     """

@@ -18,7 +18,7 @@ def global_norm(tensors: Iterable[torch.Tensor], device: torch.device | str | No
 
     Sums are taken in float64: on a CPU torch adds up fp32 squares one after another, which is off by 1e-5 and more for
     the gradient of an embedding, so that the norm would change with the number of shards. One collective per layout. It stays
-    on the tensors' device, and the host does not wait for it. device: of the norm of no tensors
+    on the tensors' device, and the host does not wait for it. device: where the norm lies if there are no tensors
     """
     layouts = defaultdict[Any, list[torch.Tensor]](list)
     for tensor in tensors:
@@ -59,7 +59,7 @@ def _square(tensors: list[torch.Tensor]) -> torch.Tensor:
 def clip_(parameters: Iterable[torch.nn.Parameter], max_norm: float) -> torch.Tensor:
     """Scale gradients in place so that their global norm is at most `max_norm` (0: leave them); return the norm before.
 
-    As torch.nn.utils.clip_grad_norm_, with the norm of global_norm.
+    It does what torch.nn.utils.clip_grad_norm_ does, with the norm of global_norm.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = global_norm(gradients)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def prove_kernels(
     settings: Settings, strategy: Strategy, world: World, config: PreTrainedConfig, offers: Offers
 ) -> Proofs:
-    """What is proven on all of this run's GPUs (docs/gpu.md), of which `auto` takes the fastest. A collective."""
+    """Return what is proven on all of this run's GPUs (docs/gpu.md): `auto` takes the fastest of it. A collective."""
     # A run on a CPU proves nothing, and proofs have no vision tower.
     if any(ranks.gather(torch.cuda.is_available())) and not settings.recipe.data.images:
         return offers.prove_kernels(settings, strategy, world, config, has_compiler(gpu=True))
@@ -48,7 +48,7 @@ def choose_kernels(settings: Settings, strategy: Strategy, config: PreTrainedCon
 
 
 def why_uncompiled(settings: Settings) -> str:
-    """If a recipe leaves it to proofs whether layers are compiled, and they are not, why."""
+    """Return why layers are not compiled, where a recipe leaves that to proofs; else ""."""
     if settings.recipe.training.torch_compile or "torch_compile" not in settings.by_proof:
         return ""
     if not torch.cuda.is_available():
@@ -57,7 +57,7 @@ def why_uncompiled(settings: Settings) -> str:
 
 
 def choose_liger(settings: Settings) -> tuple[bool, str]:
-    """Whether Liger's kernels are used, and if they were asked for and are not, why."""
+    """Return whether Liger's kernels are used, and the reason if they were asked for and are not."""
     training, interpreted = settings.recipe.training, os.environ.get("TRITON_INTERPRET") == "1"
     if not training.use_liger_kernel:
         return False, ""
@@ -84,7 +84,7 @@ def apply_liger(model: PreTrainedModel, place: str = "use_liger_kernel") -> None
     that a tensor group's columns do not matter. Liger's losses multiply by the head's weight themselves, of which a rank may have
     a part: tiled_loss saves the same memory everywhere. Experts stay Transformers' grouped products, which axes divide.
 
-    Raises UserError at `place` for a model of which Liger knows nothing, where Liger itself says nothing.
+    Raises UserError at `place` for a model that Liger does not know: Liger itself says nothing.
     """
     from transformers.integrations.liger import apply_liger_kernel
 

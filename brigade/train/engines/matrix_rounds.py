@@ -1,7 +1,7 @@
 """Which rank computes on which whole matrix where ranks hold parts of them, or copies, and what is sent for it.
 
 Each matrix has one owner: the rank that holds most of it, and among equals the one with the least work so far. So ZeRO-1, which
-cuts few matrices, sends little; under FSDP2 each rank owns as many as another; and under DDP no matrix is computed twice.
+cuts few matrices, sends little; under FSDP2 each rank owns as many as any other; and under DDP no matrix is computed twice.
 """
 
 from collections import defaultdict
@@ -35,7 +35,7 @@ class Matrix:
         return self.rows * self.columns
 
     def source(self, ranks: tuple[int, ...]) -> int:
-        """The rank that sends the owner a range, of those that hold it: the owner itself, or the one next to it in number."""
+        """Return which of the ranks that hold a range sends it to the owner: the owner itself, or the one nearest in number."""
         return min(ranks, key=lambda rank: (abs(rank - self.owner), rank))
 
 
@@ -45,7 +45,7 @@ def divide(
     """Return all matrices in the parameters' order, each with its owner.
 
     shapes: of each parameter: (rows, columns), or (experts, rows, columns), which is a matrix for each expert
-    held_by_rank: of each rank, of each parameter, the ranges of its flattened elements that this rank holds
+    held_by_rank: for each rank and each parameter, the ranges of its flattened elements that the rank holds
     """
     matrices, work = list[Matrix](), [0] * len(held_by_rank)
     for number, shape in enumerate(shapes):
@@ -71,7 +71,7 @@ def divide(
 
 
 def rounds(matrices: Sequence[Matrix], ranks: int) -> list[list[Matrix]]:
-    """Divide matrices into rounds, in each of which every owner has about as much to do as the largest matrix is."""
+    """Divide matrices into rounds. In each, every owner has about as many elements to do as the largest matrix has."""
     if not matrices:
         return []
     largest = max(matrix.size for matrix in matrices)

@@ -1,8 +1,8 @@
 """Muon (Keller Jordan; arXiv 2502.16982) for the matrices of a model and AdamW for all else, in one optimizer for every strategy.
 
-An update is computed of a whole matrix, by torch's own functions, on one rank; who holds other parts or copies of it sends what
-the owner lacks and receives its part of the result, both in bfloat16, in which Newton-Schulz computes anyhow. So each strategy
-gives what torch.optim.Muon gives in one process. All else is done on each rank's part, element by element.
+One rank, the owner, computes the update of a whole matrix, by torch's own functions. Ranks with other parts or copies of it send
+what the owner lacks and receive their parts of the result, both in bfloat16, in which Newton-Schulz computes anyway. So each
+strategy gives what torch.optim.Muon gives in one process. Everything else is done on each rank's part, element by element.
 """
 
 from collections import defaultdict
@@ -81,7 +81,7 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _round(self, exchange: "_Exchange", matrices: Sequence[Matrix], group_of: dict[int, Group]) -> None:
-        """Step some matrices, on each rank its parts of them."""
+        """Step some matrices: each rank steps its parts of them."""
         updates = dict[tuple[Matrix, Range], Tensor]()
         for matrix in matrices:
             for part, owner, offset in exchange.parts[matrix]:
@@ -146,7 +146,7 @@ class _Exchange:
     def orthogonalise(
         self, matrices: Sequence[Matrix], updates: dict[tuple[Matrix, Range], Tensor], steps: int
     ) -> dict[tuple[Matrix, Range], Tensor]:
-        """Return, of each of this rank's parts, its part of the whole matrix's orthogonalised update. A collective."""
+        """Return, for each of this rank's parts, its part of the whole matrix's orthogonalised update. A collective."""
         own = [matrix for matrix in matrices if matrix.owner == self.rank]
         wholes = {matrix: torch.empty(matrix.size, dtype=torch.bfloat16, device=self.device) for matrix in own}
         ways = [(matrix, part, matrix.source(who), matrix.owner) for matrix in matrices for part, who in matrix.held]

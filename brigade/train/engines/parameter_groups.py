@@ -23,7 +23,7 @@ Key = tuple[int, int, bool]
 
 
 def divides(training: TrainingSection) -> bool:
-    """Whether a recipe has other groups than Transformers makes."""
+    """Whether a recipe has groups other than those that Transformers makes."""
     return has_own_rates(training) or bool(training.learning_rates) or training.optim == "muon"
 
 
@@ -121,8 +121,8 @@ def learns_faster(name: str) -> bool:
 
 def divide_lora_plus(optimizer: torch.optim.Optimizer, model: torch.nn.Module, ratio: float) -> None:
     """Divide an optimizer's parameter groups in two for LoRA+ (arXiv 2402.12354), in which the matrices B of adapters have a rate
-    of their own: the rest as it was, and behind all of these what learns faster, at `ratio` times its group's rate. Whatever has
-    divided them before, order_lora_plus() is this order.
+    of their own: the rest stays as it was, and after it comes what learns faster, at `ratio` times its group's rate. However they
+    were divided before, order_lora_plus() gives this order.
 
     optimizer: one that has made no step
     """

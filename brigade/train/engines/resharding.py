@@ -22,9 +22,9 @@ Part = tuple[int, int, slice | None]  # of a parameter: first element, last, and
 
 @torch.no_grad()
 def reshard(trainer: StepContext, checkpoint: Path, moments: bool = True) -> None:
-    """Set all that training keeps from `checkpoint` into the engine that runs. A collective.
+    """Load everything that training keeps from `checkpoint` into the running engine. A collective.
 
-    moments: False leaves the optimizer, the schedule and the loss scale as they are, for who wants only a model.
+    moments: False leaves the optimizer, the schedule and the loss scale as they are, for callers that want only a model.
     Raises UserError where the checkpoint lacks a parameter of the model.
     """
     names = {
@@ -89,7 +89,7 @@ def _order(model: torch.nn.Module, trainer: StepContext) -> list[str]:
 
 
 def _load_loss_scale(trainer: StepContext, checkpoint: Path, source: states.States) -> None:
-    """fp16's. Only the scale: engines count differently for how long it has held."""
+    """Load fp16's loss scale, and nothing else: engines count differently how long it has held."""
     kept = checkpoint / "scaler.pt"
     scale = unpickling.load(kept).get("scale") if kept.is_file() else source.loss_scale()
     if scale is not None:

@@ -38,8 +38,8 @@ def shares_of(model: torch.nn.Module) -> Iterator[Share]:
 
 
 def _ranges(parameter: Tensor) -> list[tuple[int, int, slice | None]]:
-    """Where, in the flattened whole, what this rank holds of a parameter lies: a range of rows under FSDP2, of these only some
-    columns where a tensor group has divided them, and a range of each of a rank's experts where experts are divided too."""
+    """Return where this rank's part of a parameter lies in the flattened whole: a range of rows under FSDP2, only some columns
+    of these where a tensor group has divided them, and a range of each of a rank's experts where experts are divided too."""
     if not isinstance(parameter, DTensor):
         return [(0, parameter.numel(), None)]
     if not parameter.to_local().numel():
@@ -56,7 +56,7 @@ def _ranges(parameter: Tensor) -> list[tuple[int, int, slice | None]]:
 
 
 def chunk_of(tensor: Tensor) -> tuple[object, ...]:
-    """Return where what this rank holds of a tensor lies in the whole: offsets and sizes, or () where it is the whole."""
+    """Return where this rank's part of a tensor lies in the whole: offsets and sizes, or () where it is the whole."""
     if not isinstance(tensor, DTensor) or not tensor.to_local().numel():
         return ()
     chunk = tensor.__create_chunk_list__()[0]

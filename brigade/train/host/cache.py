@@ -1,7 +1,7 @@
 """The cache of derived files: each is made once per host and content, whole or not at all.
 
-Checksums find what was damaged since: it is made anew. They find no stranger's work, so the cache belongs to one user: it is made
-with mode 0700, and refused where it is another user's or others may write to it. One user's hosts may share it.
+Checksums find what was damaged since, and it is made again. They do not find a stranger's work, so the cache belongs to one user:
+it is made with mode 0700, and refused where it is another user's or others may write to it. One user's hosts may share it.
 """
 
 import grp

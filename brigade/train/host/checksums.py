@@ -1,6 +1,6 @@
 """Checksums of what Brigade keeps: of a JSON document, and of a folder's files in blocks.
 
-They find what disks, copies and editors have done. They are no signature: whoever changes a file can change its checksum too.
+They find what disks, copies and editors have done. They are not a signature: whoever changes a file can change its checksum too.
 """
 
 import functools

@@ -78,8 +78,8 @@ def refusal(error: BaseException, name: str, kind: str = "model", revision: str 
 
 
 def is_path(name: str) -> bool:
-    """Whether a name is that of a directory, and can be none on the Hub: OWNER/NAME. What lies in outputs/ is a run's, whether or
-    not that run is over."""
+    """Whether a name is that of a directory, and cannot be one on the Hub: OWNER/NAME. What lies in outputs/ is a run's, whether
+    or not that run is over."""
     return name.startswith((".", "/", "~", OUTPUTS)) or name.count("/") > 1
 
 

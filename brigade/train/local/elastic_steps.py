@@ -135,7 +135,7 @@ class ElasticSteps(LocalSteps):
             self.shares.load(counts["shares"])
 
     def on_step_begin(self, args: object, state: TrainerState, control: object, **_: object) -> None:
-        """Let in who waits, at the beginning of a round."""
+        """Let in the replicas that wait, at the beginning of a round."""
         if state.global_step % self.every or state.global_step == self.joined_at:
             return
         with this_process.heartbeat.within(heartbeat.SYNCHRONISING):

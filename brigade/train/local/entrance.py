@@ -70,7 +70,7 @@ Message = dict[str, Any]  # a line of JSON, between a replica and the coordinato
 
 
 def longest(replicas: int) -> int:
-    """Bytes of the longest line: what all replicas have said, which who comes back repeats beside what it runs."""
+    """Bytes of the longest line: what all replicas have said, which a replica that comes back repeats besides what it runs."""
     return SAID * (replicas + 2)
 
 
@@ -107,7 +107,7 @@ class Entrance:
         self.waiting: dict[asyncio.StreamWriter, str] = {}  # until `hello`, the oldest first: from where
 
     async def admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Line:
-        """Raise ValueError, KeyError, TypeError, OSError or EOFError for who is no replica."""
+        """Raise ValueError, KeyError, TypeError, OSError or EOFError for what is not a replica."""
         self.waiting[writer] = (writer.get_extra_info("peername") or ("",))[0]
         if len(self.waiting) > WAITING:
             self._drop_one()
@@ -125,7 +125,7 @@ class Entrance:
         return Line(replica, seal, reader, writer, longest(self.replicas))
 
     def _drop_one(self) -> None:
-        """The oldest of the host that has the most: who floods drops his own."""
+        """The oldest of the host that has the most: a host that floods drops its own."""
         ((crowd, _),) = Counter(self.waiting.values()).most_common(1)
         oldest = next(writer for writer, host in self.waiting.items() if host == crowd)
         del self.waiting[oldest]

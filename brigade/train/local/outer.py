@@ -51,7 +51,7 @@ class Outer:
     def _kept(self, number: int) -> Iterator[tuple[Range, Tensor]]:
         """Yield what this rank's engine keeps of a fragment: each range, and the memory in which it lies.
 
-        Asked anew each time, for an engine may have loaded a checkpoint since.
+        It is asked again each time, because an engine may have loaded a checkpoint since.
         """
         # First, for FSDP2 may put its parameters back in their place for it.
         own = [*self.trainer.engine.shares(self.trainer)]
@@ -148,7 +148,7 @@ class Outer:
 
 def fragment_of(name: str, fragments: int) -> int:
     """Which fragment a parameter belongs to: layers in turn, so that all fragments are about as large and as deep (the strided
-    pattern of arXiv 2501.18512); what stands before the layers is in the first one, what stands behind in the last."""
+    pattern of arXiv 2501.18512); what stands before the layers is in the first one, what stands after them in the last."""
     layer = _LAYER.search(name)
     if layer:
         return int(layer[1]) % fragments

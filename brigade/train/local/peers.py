@@ -1,6 +1,6 @@
 """The ranks of a run divided into replicas: each a torch world of its own, and across them groups in which they meet.
 
-Rank i of a replica meets rank i of every other one, in a process group beside torch's default world. Engines know nothing of
+Rank i of a replica meets rank i of every other one, in a process group besides torch's default world. Engines know nothing of
 it: for them the world is the replica. Numbers are sent as bytes: fp32, bf16, or int8 with a scale for each block.
 """
 

@@ -1,8 +1,9 @@
-"""Distillation: of each supervised token the model learns what a teacher says of all words, and not only which one comes.
+"""Distillation: for each supervised token, the model learns what a teacher says of all words, not only which one comes next.
 
 The teacher reads each micro-batch before the model does, up to its last hidden states. What it says of a word is computed from
-these in the tile of tokens in which the model's own loss is (tiled.py): neither model's logits ever exist whole. Or it reads all
-samples once before the first step, what it says of its most likely words is kept (precomputed.py), and it is dropped.
+these in the same tile of tokens as the model's own loss (tiled.py): neither model's logits ever exist whole. Alternatively, the
+teacher reads all samples once before the first step. What it says of its most likely words is kept (precomputed.py), and the
+teacher is dropped.
 """
 
 from collections.abc import Sequence
@@ -55,7 +56,7 @@ class Distillation(Averages):
     """Tells the output layer of the model what the teacher says, and counts how far the two are apart.
 
     held_out: sums over held-out tokens of the divergence and of their weights, since they were last taken: (2,)
-    words: those that both have; k: of these, so many most likely ones are kept, or None: the teacher reads each micro-batch
+    words: how many both models have; k: how many of the most likely are kept, or None where the teacher reads each micro-batch
     """
 
     model: "PreTrainedModel | None" = None
@@ -123,7 +124,7 @@ class Distillation(Averages):
 
     # ---- before training ---------------------------------------------------------------------------------------------
     def _made_of(self) -> list[Any]:
-        """Return what says of which teacher the kept words are, and how many of how many."""
+        """Return what identifies the kept words: their teacher, and how many words of how many are kept."""
         named, temperature = of_teacher(self.settings), self.options.temperature
         section = named.recipe.model
         digests = consistency.digests(Path(load.weights(named, load_config(named))))
@@ -141,7 +142,7 @@ class Distillation(Averages):
         return torch.cat(found).cpu().numpy()
 
     def _rows(self, inputs: Inputs) -> Tensor:
-        """Return what is kept of each target of a micro-batch, and of those without a label anything finite."""
+        """Return what is kept of each target of a micro-batch, and any finite values for those without a label."""
         assert self.k is not None
         told, width = _is_told(inputs), divergence.columns(self.k, self.words)
         kept = inputs.get(TEACHER, torch.zeros(0, width, dtype=torch.float64, device=told.device))
@@ -175,7 +176,7 @@ def words_of_both(*configs: "PreTrainedConfig") -> int:
 
 
 def kept_words(settings: Settings, words: int) -> int | None:
-    """Return how many words of each token are kept; None where the teacher is there in each step."""
+    """Return how many words of each token are kept; None where the teacher takes part in each step."""
     asked = settings.recipe.training.teacher_top_k
     return asked and min(asked, words)
 
@@ -208,7 +209,7 @@ def describe(run: Run, data: Prepared) -> dict[str, str]:
 def kept_of(settings: Settings, data: Prepared) -> str:
     """Return "64 words of each token are kept beside the prepared data, 0.49 GiB"; "" where nothing is kept.
 
-    It says where these are few: the other divergences are of what the model finds likely, too, and not the teacher alone.
+    It says so where these are few: the other divergences also depend on what the model finds likely, not only the teacher.
     """
     if not settings.recipe.training.teacher_top_k:
         return ""
@@ -225,8 +226,8 @@ def kept_of(settings: Settings, data: Prepared) -> str:
 @torch.inference_mode()
 def held_out_divergence(settings: Settings, model: "PreTrainedModel", sequences: Sequence[TokenSequence]) -> float:
     """Return the mean divergence of a saved model from its teacher over the supervised tokens of sequences, in nats times the
-    square of the temperature: each sample by itself, by both models' own forward passes. Where a run keeps words of each token,
-    it is over these and the rest, as in the run."""
+    square of the temperature: each sample separately, by both models' own forward passes. Where a run keeps words of each token,
+    the divergence is over these words and the rest, as in the run."""
     named, options = of_teacher(settings), divergence.Options.of(settings.recipe.training)
     teacher = load_untrained(named, model.device)
     k = kept_words(settings, words_of_both(model.config, teacher.config))
@@ -241,7 +242,7 @@ def held_out_divergence(settings: Settings, model: "PreTrainedModel", sequences:
 
 
 def pass_on(model: "PreTrainedModel") -> Passing:
-    """Let a model return its last hidden states in the place of its logits, and return its output layer, which makes them."""
+    """Let a model return its last hidden states instead of its logits, and return its output layer, which makes them."""
     head = model.get_output_embeddings()
     if type(head) is not torch.nn.Linear:
         raise TypeError(f"its output layer is a {type(head).__name__} and no plain linear one")

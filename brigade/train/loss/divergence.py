@@ -30,7 +30,7 @@ class Said(NamedTuple):
     """What a teacher says of the targets of a micro-batch.
 
     columns: tensors of (targets, ...); sums: of a tile's logits, targets, weights and columns, as sums() gives them
-    taken: makes of the sums over all tiles the micro-batch's part of the loss
+    taken: turns the sums over all tiles into the micro-batch's part of the loss
     """
 
     columns: tuple[Tensor, ...]
@@ -61,7 +61,7 @@ def _kl(one: Tensor, other: Tensor) -> Tensor:
 class Few(NamedTuple):
     """Some words of a vocabulary, for each token. ids: int64 (tokens, k), ascending; words: of the vocabulary
 
-    All words together that are not among them are one more (`rest`), unless there are none. By the data processing inequality
+    All other words together count as one more (`rest`), unless there are none. By the data processing inequality
     a divergence of such distributions is at most that of all words.
     """
 
@@ -69,7 +69,7 @@ class Few(NamedTuple):
     words: int
 
     def of(self, log_probabilities: Tensor) -> Tensor:
-        """Return those of these words, and of the rest: (tokens, words) -> (tokens, k + 1), or (tokens, words)."""
+        """Return the log-probabilities of these words and of the rest: (tokens, words) -> (tokens, k + 1), or (tokens, words)."""
         chosen = log_probabilities.gather(-1, self.ids)
         if self.ids.shape[-1] == self.words:
             return chosen
@@ -96,8 +96,8 @@ def few_of(known: Tensor, k: int | None) -> tuple[Tensor, Few | None]:
 def as_rows(known: Tensor, k: int) -> Tensor:
     """Return the k most likely words of each token as rows that are stored: (tokens, words) in fp32 -> fp64 (tokens, columns).
 
-    The bytes are k ids in int32, ascending, their log-probabilities in fp32, and the rest's in fp64. All words in their order are
-    thus what `known` is.
+    The bytes are k ids in int32, ascending, their log-probabilities in fp32, and the rest's in fp64. With all words
+    in their order, the rows thus hold exactly `known`.
     """
     said, few = few_of(known, k)
     assert few is not None

@@ -1,7 +1,7 @@
-"""A loss of the user's is tried before a model is built: whether it treats each pair, or each token, by itself.
+"""Try a user's own loss before a model is built: does it treat each pair, or each token, separately?
 
 A micro-batch holds whatever packing, accumulation and the number of ranks put into it. What a loss makes of an item must not
-depend on the items beside it, on their order, on chance, or on what it was called with before.
+depend on the items next to it, on their order, on chance, or on earlier calls.
 """
 
 import random
@@ -23,13 +23,13 @@ Function = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 
 
 class _Breaks(Exception):
-    """Says in which way a function is no loss of single items."""
+    """Says in which way a function is not a loss of single items."""
 
 
 def why_not(
     load: Callable[[], Function], items: Mapping[str, Tensor], item: str, passed: tuple[type[Exception], ...] = ()
 ) -> str:
-    """Return in which way a loss does not treat each item by itself, "" where it does.
+    """Return in which way a loss fails to treat each item separately, or "" where it does not fail.
 
     load: returns the loss as it is before its first call; item: what an item is called
     items: plausible ones, more than a micro-batch has; those that require gradients get them in a run
@@ -98,7 +98,7 @@ def _try(
 
 
 def _called(function: Function, given: dict[str, Tensor], item: str, passed: tuple[type[Exception], ...]) -> Tensor:
-    """Return the losses of items, in fp64. Raises _Breaks for a result that is no number for each of them."""
+    """Return the losses of items, in fp64. Raises _Breaks for a result that is not a number for each item."""
     count = len(next(iter(given.values())))
     those = f"{count} {item}{'s' * (count > 1)}"
     handed = {name: values.clone() for name, values in given.items()}  # as in a run, no leaves of the graph
@@ -120,14 +120,14 @@ def _called(function: Function, given: dict[str, Tensor], item: str, passed: tup
 
 
 def _close(found: Tensor, expected: Tensor, every: Tensor) -> bool:
-    """Whether only rounding in fp32 lies between these, (rows, items) each. every: of all items, for differences of large ones"""
+    """Whether these, (rows, items) each, differ only by rounding in fp32. every: of all items, for differences of large ones"""
     allowed = 1e-5 * expected.abs() + 1e-7 * every.abs().amax(1, keepdim=True)
     return bool(((found - expected).abs() <= allowed).all())
 
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Have other random numbers for a while."""
+    """Use other random numbers for a while."""
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         random.seed(seed)

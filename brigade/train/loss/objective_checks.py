@@ -1,4 +1,4 @@
-"""Whether a run can compute its objective. Told before the model is built. What a strategy refuses: strategy/refused.yaml."""
+"""Checks, before the model is built, whether a run can compute its objective. What strategies refuse: strategy/refused.yaml."""
 
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check(run: Run, config: "PreTrainedConfig") -> None:
-    """Raise UserError where the objective is none, or its reference cannot be had. config: of the model that is trained"""
+    """Raise UserError where the objective is not a valid one, or its reference is unavailable. config: of the trained model"""
     settings = run.settings
     training = settings.recipe.training
     if training.teacher:

@@ -1,5 +1,5 @@
 """The loss that a model computes itself: by tiles, by token or with further terms, where the recipe asks for one. Whether it is a
-sum, divided by the number that the model is told, is tried out and not believed."""
+sum, divided by the number that the model is told, is tried, not assumed."""
 
 import inspect
 from typing import TYPE_CHECKING
@@ -86,7 +86,7 @@ def is_doubtful(model: PreTrainedModel, says: bool) -> bool:
 
 
 def why_not_divided(config: "PreTrainedConfig", trust_remote_code: bool = False, images: bool = False) -> str:
-    """Return why the loss of this config's model is no sum over num_items_in_batch, "" where it is.
+    """Return why the loss of this config's model is not a sum divided by num_items_in_batch, or "" where it is one.
 
     Transformers marks most models of images and texts so (accepts_loss_kwargs, Transformers issue 37208), also Gemma 4's, whose
     loss function takes the number. A tiny random model is asked for its loss of one text, with two numbers.

@@ -28,9 +28,9 @@ Look = Callable[[MicroBatch], np.ndarray]  # rows of a micro-batch's samples, in
 class Precomputed:
     """Completes what is known of the samples of a run.
 
-    key: as of Known; what: it is called so; columns: of a row; made_of: all that says what the numbers are, besides the data and
-        the precision
-    by_token: whether a row is a supervised token's, and each rank reads sequences of its own, whole; else it is a sample's
+    key: as in Known; what: its name in messages; columns: how many a row has; made_of: everything that determines the numbers,
+        except the data and the precision
+    by_token: whether each row belongs to a supervised token, and each rank reads whole sequences of its own; else to a sample
     """
 
     def __init__(

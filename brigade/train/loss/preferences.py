@@ -1,8 +1,8 @@
 """Objectives that compare answers, in training and in evaluations.
 
-A forward pass gives the loss of each target token (loss/own_loss.py); the rest of a step is about a number for each answer.
-What these are compared with is completed before the step: the reference by adapters off, and KTO's divergence, which is a mean
-over the global batch.
+A forward pass gives the loss of each target token (loss/own_loss.py); the rest of a step works with one number for each answer.
+What these numbers are compared with is completed before the step: the reference, with adapters off, and KTO's divergence, which
+is a mean over the global batch.
 """
 
 import math
@@ -67,7 +67,7 @@ class Preferences(Averages):
                 batch[ANSWERS][_DIVERGENCE] = divergence
 
     def add_references(self, micro_batches: list[MicroBatch]) -> None:
-        """Add REFERENCE to micro-batches whose samples came without."""
+        """Add REFERENCE to micro-batches whose samples came without it."""
         if not self.reference or self.reference.precomputes:
             return
         with self.looking():
@@ -146,8 +146,8 @@ class Preferences(Averages):
     def held_out(self) -> dict[str, float]:
         """Return the mean loss and figures over all held-out items, and with several sources over each one's. A collective.
 
-        They do not depend on ranks and micro-batches, for answers are compared once all are known. Without accuracies while the
-        model is its own reference.
+        They do not depend on ranks and micro-batches, because answers are compared once all are known. There are no accuracies
+        while the model is its own reference.
         """
         trainer = self.trainer
         place = trainer.place
@@ -174,7 +174,7 @@ class Preferences(Averages):
 
     def _numbers(self, batch: MicroBatch) -> list[list[float]]:
         """Return for each answer of a micro-batch: its log-probability, its tokens, the reference's log-probability, its label,
-        and the log-ratio of the answer to another prompt; NaN for what the objective has not."""
+        and the log-ratio of the answer to another prompt; NaN for what the objective does not have."""
         answers = batch[ANSWERS]
         self.add_references([batch])
         with self.looking():

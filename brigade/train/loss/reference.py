@@ -84,7 +84,7 @@ class Reference:
 
     # ---- before training ---------------------------------------------------------------------------------------------
     def _made_of(self) -> list[Any]:
-        """Return what says of which weights the log-probabilities are."""
+        """Return what identifies the weights that the log-probabilities come from."""
         run, settings = self.trainer.run, self.trainer.run.settings
         digests, config = run.base, self.trainer.model.config
         if self.reference not in (ADAPTERS_OFF, MODEL):
@@ -97,7 +97,7 @@ class Reference:
         return key + ([consistency.digests(Path(adapters))] if adapters else [])
 
     def _look(self, batch: MicroBatch) -> np.ndarray:
-        """Return the log-probabilities of a micro-batch's answers, and of KTO those of the mismatched ones."""
+        """Return the log-probabilities of a micro-batch's answers and, for KTO, those of the mismatched ones."""
         columns = [batch] + ([batch[ANSWERS][MISMATCHED]] if MISMATCHED in batch[ANSWERS] else [])
         values = [self.answers.log_probabilities(each, self.token_losses) for each in columns]
         return torch.stack(values, 1).double().cpu().numpy()

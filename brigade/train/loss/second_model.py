@@ -1,7 +1,7 @@
-"""A second model beside the one that is trained, a reference or a teacher: frozen, in half precision where the run computes so.
+"""A second model next to the trained one, a reference or a teacher: frozen, in half precision where the run computes in that.
 
-Where the strategy shards weights, FSDP2 shards these layer by layer over all ranks, beside DeepSpeed's engine too: forward passes
-need nothing else of it. Elsewhere each rank has them whole.
+Where the strategy shards weights, FSDP2 shards this model's layer by layer over all ranks, even under DeepSpeed's engine: forward
+passes need nothing else of FSDP2. Elsewhere each rank has them whole.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ ALIKE = "name one of the same architecture and with the same tokens: the same to
 
 
 def is_sharded(run: Run, in_4bit: bool) -> bool:
-    """Whether a second model is sharded over all ranks. In 4 bits it is whole on each, for it has few bytes."""
+    """Whether a second model is sharded over all ranks. In 4 bits it is small, and each rank has it whole."""
     return run.strategy.kind in SHARDED and run.world.size > 1 and not in_4bit
 
 
@@ -53,7 +53,7 @@ def check_tokens(
 ) -> None:
     """Raise UserError where a token is not the same one to both models. Their vocabularies may end with unused rows.
 
-    key: which of the recipe names the second model, whose settings are `named`; configs: of the trained model, and of that one
+    key: the recipe's key that names the second model, whose settings are `named`; configs: of the trained model, and of that one
     """
     rows = [each.get_text_config().vocab_size for each in configs]
     ours, other = (load_tokenizer(each, count).get_vocab() for each, count in zip((settings, named), rows, strict=True))

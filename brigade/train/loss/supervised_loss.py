@@ -48,7 +48,7 @@ PLAIN = Terms()
 
 
 def targets_of(labels: torch.Tensor | None, shift_labels: torch.Tensor | None) -> torch.Tensor | None:
-    """Return the label of each token for which there are logits: the second, or else the first shifted by one token."""
+    """Return the label of each token for which there are logits: shift_labels, or else labels shifted by one token."""
     if shift_labels is None and labels is not None:
         return pad(labels, (0, 1), value=IGNORED)[..., 1:]
     return shift_labels
@@ -87,8 +87,8 @@ def of_tokens(
 
 
 def _by_function(own: TokenLoss, losses: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return what the user's function makes of the losses of tokens; 0 where a target is IGNORED, of which it sees a loss of 1
-    and token 0: whatever it computes there is finite, and so is its gradient."""
+    """Return what the user's function makes of the losses of tokens; 0 where a target is IGNORED. There the function sees a loss
+    of 1 and token 0, so that whatever it computes is finite, and so is its gradient."""
     ignored = targets == IGNORED
     made = own(losses.masked_fill(ignored, 1.0), targets.masked_fill(ignored, 0))
     return made.masked_fill(ignored, 0.0)
@@ -109,7 +109,7 @@ def _of_model(
     shift_labels: torch.Tensor | None = None,
     **__: object,
 ) -> torch.Tensor:
-    """The signature, but for the first two, is that of Transformers' loss functions (loss/loss_utils.py)."""
+    """Except for the first two arguments, the signature is that of Transformers' loss functions (loss/loss_utils.py)."""
     targets = targets_of(labels, shift_labels)
     assert targets is not None
     targets = targets.reshape(-1).to(logits.device)
@@ -138,7 +138,7 @@ def check(settings: Settings, config: "PreTrainedConfig") -> None:
 
 
 def _breaks_contract(load: Callable[[], TokenLoss], vocabulary: int) -> str:
-    """Return in which way a function is none of single tokens; "" where it is one. load: returns it, before its first call"""
+    """Return in which way a function is not one of single tokens; "" where it is. load: returns it, before its first call"""
 
     def loaded() -> loss_trial.Function:
         own = load()

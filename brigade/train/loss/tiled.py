@@ -64,8 +64,8 @@ class TiledHead(torch.nn.Linear):
 
     ZeRO-3 and FSDP2 thus gather the weight once, and no rank waits for another's number of tiles.
     tokens: in a tile; by_token: whether the loss is that of each token; terms: what training adds to it
-    asked: shift_labels, num_items_in_batch, weights_of_targets() and what a teacher says of this pass, or None, and then logits
-        are returned
+    asked: shift_labels, num_items_in_batch, weights_of_targets() and what a teacher says of this pass; or None, which
+        means that logits are returned
     multiplies: the method that a tensor group divides (tensor.py)
     """
 

@@ -38,9 +38,9 @@ def saved_names(model: torch.nn.Module, names: Iterable[str]) -> dict[str, str]:
 
 
 def find(settings: Settings) -> str | None:
-    """Return the directory of the adapters that a run goes on with, out of the Hub where they lie there; None without such.
+    """Return the directory of the adapters that a run goes on with, downloaded where they are on the Hub; None if there are none.
 
-    Raises UserError where their weights cannot be had.
+    Raises UserError where their weights are not available.
     """
     name = settings.recipe.model.adapter_name_or_path
     if name is None:
@@ -76,8 +76,8 @@ def describe(settings: Settings, model: PreTrainedModel) -> dict[str, str]:
 
 
 def check(model: PreTrainedModel, settings: Settings) -> None:
-    """Raise UserError where the weights of the adapters that a run goes on with are not of the names and shapes of those on a
-    model, or their tokens not its tokens. model: with adapters; it may be empty"""
+    """Raise UserError where the weights of the adapters that a run goes on with do not have the names and shapes of those on a
+    model, or their tokens are not its tokens. model: with adapters; it may be empty"""
     from safetensors import SafetensorError, safe_open
 
     folder = find(settings)
@@ -128,7 +128,7 @@ def load(model: torch.nn.Module, folder: str | None) -> None:
 
 @contextmanager
 def at_the_start(model: torch.nn.Module, settings: Settings) -> Iterator[bool]:
-    """Let a trained model, whole in memory, have the adapters for a while that its run has gone on with.
+    """For a while, give a trained model, whole in memory, the adapters that its run has gone on with.
 
     Yields whether it has gone on with any.
     """

@@ -98,7 +98,7 @@ def _by_masks(settings: Settings, config: PreTrainedConfig, wanted: str) -> tupl
 
 def of_parts(implementation: str) -> dict[str, str]:
     """Return what from_pretrained is told where a model of images and texts computes with this attention, by the keys of its
-    config ("": its own). The tower has SDPA, for varlen and FlashAttention are told where samples of tokens begin."""
+    config ("": its own). The tower has SDPA: varlen and FlashAttention are told where samples of tokens begin."""
     return {"": implementation, "text_config": implementation, "vision_config": "sdpa"}
 
 
@@ -194,9 +194,9 @@ def varlen(
     query: (1, heads, tokens, head size); key, value: (1, key-value heads, tokens, head size)
     cu_seq_lens_q: int32 (samples + 1,), where samples begin and the last one ends; None: a single sample; on_host: the same on
     the host, which otherwise waits for it in SDPA
-    cu_seq_lens_k, key_places: likewise of the keys that samples see, and int64 (keys,), the places of their tokens; None: each
-    sample's own. One with more keys than queries sees first those with which the sample before it begins, the prompt that both
-    share; its last query sees all keys
+    cu_seq_lens_k, key_places: the same for the keys that samples see, and int64 (keys,), the places of their tokens; None: each
+    sample's own. A sample with more keys than queries first sees those with which the sample before it begins, the prompt that
+    both share; its last query sees all keys
     Returns (1, tokens, heads, head size). In bf16 and fp16 by torch's varlen_attn on a GPU, a FlashAttention kernel, and
     by BlockedAttention on a CPU; else by SDPA.
     """
@@ -253,7 +253,7 @@ def flash(
     key_places: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute FlashAttention by Transformers' function, which takes keys as its kernels do. All as of varlen()."""
+    """Compute FlashAttention by Transformers' function, which takes keys as its kernels do. All arguments are as in varlen()."""
     from transformers.integrations.flash_attention import flash_attention_forward
 
     output: torch.Tensor = flash_attention_forward(

@@ -1,4 +1,4 @@
-"""What a model's files hold: tensors that no module takes, as layers that predict further tokens, and the precision of the rest.
+"""What a model's files hold: tensors that no module takes, such as layers that predict further tokens, and the others' precision.
 
 Transformers drops such tensors when it loads a model (_keys_to_ignore_on_load_unexpected), and saves a config that still counts
 their layers. So they are carried over from the files into what is saved; where that cannot be, the saved config counts none.
@@ -70,7 +70,7 @@ class BaseFiles:
         return base
 
     def describe(self) -> dict[str, str]:
-        """Return a line of the run's table, {} where nothing is to say."""
+        """Return a line of the run's table, {} where there is nothing to say."""
         held = _amount(sum(each.bytes for each in self.untaken.values()))
         which = f"{counted(len(self.untaken), 'tensor')}, {held} ({places(self.untaken)})"
         if self.carried:

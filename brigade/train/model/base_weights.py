@@ -101,8 +101,8 @@ def check(source: str, trust_remote_code: bool, images: bool = False) -> None:
 
 
 def of_two_matrices(source: str, one: str, other: str) -> UserError:
-    """Return the error for a config that ties two weights of which the files hold two that differ. Transformers would leave them
-    apart, with a warning, and save them so, under a config by which other programs tie them (modeling_utils.py: tie_weights)."""
+    """Return the error for a config that ties two weights, where the files hold different values for them. Transformers would
+    warn, and leave and save them apart, under a config by which other programs tie them (modeling_utils.py: tie_weights)."""
     problem = (
         f"by its config (tie_word_embeddings) {one} and {other} are one matrix, but its files hold two that differ"
     )

@@ -118,8 +118,8 @@ def check_causal(config: PreTrainedConfig, place: str) -> None:
 
 
 def _described(config: PreTrainedConfig) -> str:
-    """Return in words what a model is whose kind is an encoder's too, or no causal language model's; "" where it is a causal
-    language model all the same."""
+    """Return in words what a model is if it is an encoder or another model that is not a causal language model; "" for one that
+    is a causal language model."""
     from transformers.models.auto import modeling_auto as auto
 
     kind, is_decoder = config.model_type, getattr(config, "is_decoder", False) or getattr(config, "causal", False)

@@ -17,8 +17,8 @@ LONGEST = 2048  # tokens of a sample, for probabilities are kept for the backwar
 class BlockedAttention(torch.autograd.Function):
     """Causal attention of one sample, block by block.
 
-    query: (1, heads, tokens, head size); key: (1, key-value heads, keys, head size), of the tokens and of as many before them as
-        there are more; value: the same with a head size of its own (DeepSeek-V3's); all bf16 or fp16
+    query: (1, heads, tokens, head size); key: (1, key-value heads, keys, head size), of the tokens and, where there are more keys
+        than tokens, of those before them; value: the same with a head size of its own (DeepSeek-V3's); all bf16 or fp16
     Returns (1, heads, tokens, value's head size). Scores are rounded to half precision before the softmax, as in eager attention.
     """
 

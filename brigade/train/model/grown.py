@@ -1,5 +1,5 @@
-"""A model with rows for new tokens. It is written into the cache before anything is loaded, so that every strategy loads it as
-any other model; files without such rows are links to the model's own."""
+"""A model with rows for new tokens. It is written into the cache before anything is loaded, so that every strategy loads it
+like any other model; files without such rows are links to the model's own."""
 
 import copy
 import hashlib

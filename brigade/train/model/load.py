@@ -49,7 +49,7 @@ def weights(settings: Settings, config: "PreTrainedConfig") -> str:
 
 
 def download(name: str, settings: Settings) -> str:
-    """Return the local snapshot of a model on the Hub. Raises UserError where it cannot be had, now and not while loading."""
+    """Return the local snapshot of a model on the Hub. Raises UserError at once, not during loading, where it is unavailable."""
     from huggingface_hub import snapshot_download
 
     folder = ""
@@ -155,8 +155,8 @@ def arrive_one_by_one(settings: Settings, source: str) -> bool:
 def read_weights(
     settings: Settings, source: str, dtype: torch.dtype, take: Callable[[str, torch.Tensor], None], **options: object
 ) -> set[str]:
-    """Call take(name, weight) for each weight of the model that load_base would load, one after the other: never is more of it
-    in memory than one layer's matrix, or what becomes one (a mixture's experts). Return the names of all."""
+    """Call take(name, weight) for each weight of the model that load_base would load, one after the other: memory never holds
+    more of it than one layer's matrix, or what becomes one (a mixture's experts). Return the names of all."""
     kind, how, _ = _reading(settings, source, dtype, True, options)
     taken: set[str] = set()
 

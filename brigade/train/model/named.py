@@ -1,4 +1,4 @@
-"""Whether what a recipe names is there: packages, files, and names on the Hub. Told before seconds of imports; no torch."""
+"""Whether what a recipe names is there: packages, files, and names on the Hub. Checked before the slow imports; no torch."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -37,8 +37,8 @@ def absent_models(settings: Settings) -> Iterator[tuple[str, str]]:
 def check_files(settings: Settings) -> None:
     """Look for files, models and data sets that a recipe names. Raise UserError.
 
-    Loading says what else is wrong. What lies in object storage is not looked for, and a data set is not there where the Hub says
-    so: without an answer caches may have it.
+    Loading reports whatever else is wrong. Files in object storage are not looked for, and a data set counts as missing only
+    where the Hub says so: if the Hub does not answer, caches may have it.
     """
     chat_template.file_of(settings)
     sources.check_named(settings)

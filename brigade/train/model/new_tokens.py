@@ -80,8 +80,8 @@ def read_tokenizer(settings: Settings, location: str) -> tuple[PreTrainedTokeniz
 
 
 def is_made_up(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a tokenizer has no tokens but special ones: Transformers makes such a one for the model types of some config.json
-    (gemma2, cohere) where there are no files of a tokenizer."""
+    """Whether a tokenizer has only special tokens: Transformers makes one like that for the model types of some config.json
+    (gemma2, cohere) where there are no tokenizer files."""
     special = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab(), *BLANKS}
     return special.issuperset(tokenizer.get_vocab())
 

@@ -1,4 +1,4 @@
-"""How a model learns where the samples of a sequence begin, so that none sees another: tried out, not believed.
+"""How a model learns where the samples of a sequence begin, so that none sees another: this is tried, not assumed.
 
 Most of Transformers' models make their attention masks from position ids that start again. gpt-oss does not, but takes masks that
 are made already; old models (OPT, Falcon, BLOOM) and layers with a state do not learn it in any way.
@@ -132,11 +132,11 @@ def _tried(
     architecture: trial.Architecture, how: str, trust_remote_code: bool, shares: bool = False
 ) -> tuple[str, str]:
     """Find out what method_of() returns: compare the logits of samples in one sequence with those of each sample by itself, in a
-    tiny random model of the architecture. shares: what way_of_sharing() returns, of samples behind the beginning of another; then
+    tiny random model of the architecture. shares: what way_of_sharing() returns, of samples after the beginning of another; then
     the gradients are compared, too.
 
     The model has a layer of each kind, samples are longer than any of them looks back, and every weight is moved, for a gate that
-    begins at 0 would hide what is behind it. All is computed on a CPU in fp32, where varlen stands for FlashAttention and SDPA
+    begins at 0 would hide what follows it. The trial runs on a CPU in fp32, where varlen stands for FlashAttention and SDPA
     for flex attention: they learn it in the same way.
     """
     config, by_lengths = architecture.config, how in attention.NEEDS_CUMULATIVE_LENGTHS

@@ -54,7 +54,7 @@ def row_of(config: PreTrainedConfig | Config) -> Row:
 
 
 def check_model(settings: Settings, config: PreTrainedConfig | Config) -> None:
-    """Raise UserError where a model of this config takes no images, or is none of those that are proven."""
+    """Raise UserError where a model of this config takes no images, or is not one of those that are proven."""
     place, kind = settings.place("model_name_or_path"), kind_of(config)
     if getattr(config, "vision_config", None) is None:
         problem = f"{type(config).__name__} has no vision tower, and the recipe says images: true"
@@ -116,7 +116,7 @@ def parts_of(model: torch.nn.Module) -> dict[str, list[str]]:
     """Return part -> names of its parameters, in the model's order; with adapters, theirs among them.
 
     The parts are language, projector and vision_tower, and each parameter is in exactly one. What neither texts nor images reach,
-    such as a tower of sounds, is in none.
+    such as an audio tower, is in none of them.
     """
     paths, parts = _paths(_base(model).config), {part: list[str]() for part in PARTS}
     beyond = {id(p) for name, module in unreached(model, images=True).items() for p in module.parameters()}

@@ -97,8 +97,8 @@ def cut(config: Config, chosen: Sequence[int]) -> Config:
 
 
 def each_layers(config: PreTrainedConfig) -> list[PreTrainedConfig]:
-    """Return a config of Transformers for each layer, or the one that all layers have. `config` itself raises an error where one
-    asks it for a size that differs between layers (Gemma 4's head_dim)."""
+    """Return Transformers' config of each layer, or the one that all layers share. `config` itself raises an error when asked for
+    a size that differs between layers (Gemma 4's head_dim)."""
     return list(config.per_layer_config) if config.is_heterogeneous else [config]
 
 

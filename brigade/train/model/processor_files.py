@@ -19,8 +19,8 @@ TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 
 def read(settings: Settings) -> dict[str, bytes]:
-    """Return name -> content of the files of the recipe's processor; {} where rows have no images. Limits of pixels in the recipe
-    stand in them where the processor has some of its own, so that the saved one scales images as training did.
+    """Return name -> content of the files of the recipe's processor; {} where rows have no images. The recipe's limits of pixels
+    replace the processor's in them, where it has some, so that the saved one scales images as training did.
 
     A run reads them before it trains, for where they lie may be gone when it saves.
 

@@ -1,4 +1,4 @@
-"""Layers that carry a state from token to token compute each sample of a sequence by itself.
+"""Layers that carry a state from token to token compute each sample of a sequence separately.
 
 Attention learns from positions or masks where a sample begins. A recurrence, or a convolution over tokens, learns it in
 Transformers only from GPU kernels, and only in some architectures (flash-linear-attention's `cu_seqlens`). Here such a
@@ -34,8 +34,8 @@ _CACHES = ("cache", "past_key_values", "cache_params")
 
 
 class Samples:
-    """The samples of the micro-batch that a model computes. Between two forward passes only layers know some that are computed
-    again without contexts(), by FSDP2's own checkpointing: there the gradients of a pass are computed right behind it.
+    """The samples of the micro-batch that a model computes. Between two forward passes, only layers that FSDP2's own
+    checkpointing computes again, without contexts(), know any: there the gradients of a pass are computed right after it.
 
     lengths: of each sample in tokens, one sequence after the other; None: each sequence is a single sample, or padded
     computing: the module that is computing a micro-batch: the model, or in a pipeline the decoder around a stage's layers
@@ -64,8 +64,8 @@ class Samples:
 
 
 def divide(model: PreTrainedModel) -> Samples | None:
-    """Let the stateful layers of a causal language model compute samples by themselves, or return None where it has none. Layers
-    that count tokens (Llama 4's) count those of their sample.
+    """Let the stateful layers of a causal language model compute each sample separately, or return None where it has none.
+    Layers that count tokens (Llama 4's) count those of their sample.
 
     model: with adapters or without; it is changed in place, before an engine wraps it
     """

@@ -74,8 +74,8 @@ SPAN = 8
 
 
 def with_short_spans(config: Config) -> Config:
-    """Return a config whose layers look back at most SPAN tokens, where they do not see all of them, compress as many to one, and
-    treat those behind as many otherwise (Llama 4's floor_scale)."""
+    """Return a config whose layers look back at most SPAN tokens unless they see all tokens, compress that many into one, and
+    treat tokens after that many differently (Llama 4's floor_scale)."""
     short: dict[str, Any] = {
         key: min(value, SPAN) for key, value in config.items() if _SPANS.search(key) and isinstance(value, int)
     }
@@ -89,8 +89,8 @@ def with_short_spans(config: Config) -> Config:
 
 
 def _with_fewer_positions(rope: Any, tiny: Config) -> Config | None:
-    """Return the rotary embedding of a tiny model. Where it divides a head among time, height and width (M-RoPE), parts of a tiny
-    head."""
+    """Return the rotary embedding of a tiny model. Where it divides a head among time, height and width (M-RoPE), the parts are a
+    tiny head's."""
     sections = rope.get("mrope_section") if isinstance(rope, dict) and not rope.get("mrope_interleaved") else None
     if not sections:
         return rope

@@ -162,7 +162,7 @@ class Run:
 def open_directory(settings: Settings, strategy: Strategy, world: World) -> Opened:
     """The output directory of the run that these settings ask for. Look only, and change nothing but the count of a job's starts.
 
-    Raise UserError when it holds another run, or something that is no run, when its job gets no further, and for a file `stop`.
+    Raise UserError when it holds another run, or what is not a run, when its job gets no further, and for a file `stop`.
     One that comes later, or under `launch`, which has looked before, stops the run at its first step.
     """
     opened = _open(settings, strategy, world)
@@ -310,7 +310,7 @@ def _claim(run: Run, fingerprint: str, hosts: list[str]) -> Run:
 
 
 def check_exists(directory: Path, cure: str = "name the output directory of a run") -> None:
-    """Raise UserError for what is no directory."""
+    """Raise UserError for what is not a directory."""
     if not directory.is_dir():
         problem = "it is a file, not a directory" if directory.exists() else "there is no such directory"
         raise UserError(str(directory), problem, cure)

@@ -2,8 +2,8 @@
 
     {"time": "2026-11-23T04:05:06+00:00", "event": "checkpoint", "step": 40, ...}
 
-Rank 0, `launch` or who fails writes: started, first step, step, checkpoint, upload, upload failed, evaluation, slow, grace,
-fault, failed, restart, stopped, end.
+Rank 0, `launch` or a rank that fails writes: started, first step, step, checkpoint, upload, upload failed, evaluation, slow,
+grace, fault, failed, restart, stopped, end.
 A rank that was traced writes: profile.
 """
 

@@ -79,7 +79,7 @@ def _runs_here(host: str, pid: str) -> bool:
 
 
 def taken(directory: Path, owner: str) -> UserError:
-    """What to say where it does."""
+    """The error of a directory that another process owns."""
     host, _, rest = owner.partition(" ")
     pid = rest.partition(" ")[0]
     problem = f"another run is using it: process {pid or 'unknown'} on {host or 'a host that is starting'}"

@@ -40,7 +40,7 @@ def another_run(
     old: Fields, settings: Settings, strategy: Strategy, with_strategy: bool = True
 ) -> tuple[str | None, str | None]:
     """(the first thing in which the run of a run.yaml differs from this one, in words, None where it is the same run; the
-    version that began it, where this one does not know all its keys). with_strategy=False: it may be sharded otherwise.
+    version that began it, where this one does not know all its keys). with_strategy=False: it may be sharded differently.
 
     By the values in run.yaml, not by its identity: the version that wrote it may have known fewer keys. A run of another
     length is the same run: step/lengthening.py says whether it can be lengthened.
@@ -90,7 +90,7 @@ def move_aside(here: Path, owned: owner.Owned) -> tuple[owner.Owned, Path]:
 
 
 def kept(lengthened: str, resized: bool, record: Path, marker: Path) -> Fields:
-    """What run.yaml keeps when a run continues: why its memory was used so, what was measured, until it has measured anew, and
+    """What run.yaml keeps when a run continues: why its memory was used so, what was measured, until it has measured again, and
     how it was lengthened, each time with the success that it had been. lengthened, resized: as Run has them"""
     old = (read_yaml(record).get("run") or {}) if record.exists() else {}
     kept = {key: old[key] for key in ("prediction", "promise", "decided", "lengthened") if key in old}

@@ -1,5 +1,5 @@
 """What the files of a run may say: each field's type. A field of another type is left out, for the files may be a stranger's, and
-nobody who looks at a run shall fail by them. Fields that are in no table are kept, where they are not nested without end.
+looking at a run must not fail because of them. Fields that are in no table are kept, where they are not nested without end.
 """
 
 import json
@@ -48,7 +48,7 @@ def is_table(value: object) -> TypeGuard[dict[str, object]]:
 
 
 def is_shallow(value: object, depth: int = DEEPEST) -> bool:
-    """Whether a value has an end, and one that is near: a YAML alias may lead to itself."""
+    """Whether a value ends, and within a few levels: a YAML alias may lead to itself."""
     inside: Iterable[object] = (
         value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
     )
@@ -120,7 +120,7 @@ TASK: Fields = {
 
 
 def kept(entry: object, fields: Fields) -> dict[str, Any]:
-    """The fields of an entry that have their type; {} of what is no table."""
+    """The fields of an entry that have their type; {} for what is not a table."""
     if not isinstance(entry, dict):
         return {}
     known = ((key, value) for key, value in entry.items() if isinstance(key, str))

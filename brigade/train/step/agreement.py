@@ -1,12 +1,12 @@
-"""Ranks that must hold the same are compared: before each checkpoint, at the end, and in between, where it costs next to nothing.
+"""Compare ranks that must hold the same values: before each checkpoint, at the end, and in between where it costs almost nothing.
 
 Weights, optimizer states, counters and the place in the data are the same on all ranks that hold the same part of them, to the
-bit: gradients have been averaged, and each rank adds them in the same way. A rank that differs has a sick device or a fault of
-its program. No average brings it back, and no loss shows it: hence the run ends, and nothing of such a step is saved.
+bit: gradients have been averaged, and each rank adds them in the same way. A rank that differs has a faulty device or a fault in
+its program. No average repairs it, and no loss shows it. So the run ends, and nothing from such a step is saved.
 
 Not compared: what each rank has of its own (ZeRO's and FSDP2's shards, a share of the data), replicas of local training, which
 meet in an average, and ranks on unlike devices, which round differently. A tensor group's ranks are compared by norms: each
-computes by itself the gradient of what all have, and a GPU may add in any order.
+rank computes the gradient of the shared parameters itself, and a GPU may add in any order.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Agreement(Feature):
 
     # ---- where something differs -------------------------------------------------------------------------------------
     def _error(self, found: Difference, step: int) -> UserError:
-        """Return what ends the run."""
+        """Return the error that ends the run."""
         trainer, run = self.trainer, self.trainer.run
         hosts = ranks.gather(trainer.run.world.host)
         odd = list(dict.fromkeys(hosts[rank] for rank in found.odd))

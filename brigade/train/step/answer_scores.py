@@ -1,4 +1,4 @@
-"""How good a generated answer is beside the reference: the recipe's `answer_score`, in training and in `brigade eval`."""
+"""How good a generated answer is, compared with the reference: the recipe's `answer_score`, in training and in `brigade eval`."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def text(answer: str, reference: str) -> float:
 
 
 def tool_call(answer: str, reference: str) -> float:
-    """Return 1 where both call the same functions with the same arguments, in the same order; where the reference calls none, for
-    an answer that calls none."""
+    """Return 1 where both call the same functions with the same arguments, in the same order, or where neither calls any; else
+    0."""
     try:
         return float(calls(answer) == calls(reference))
     except UNREADABLE:
@@ -39,8 +39,8 @@ def tool_call(answer: str, reference: str) -> float:
 
 
 def fields(answer: str, reference: str) -> float:
-    """Return which share of the reference's fields the answer has with the same values. Fields of nested objects count each; a
-    list is one value."""
+    """Return the share of the reference's fields that the answer has with the same values. Each field of a nested object counts;
+    a list is one value."""
     try:
         given, wanted = (dict(_leaves(_single(each))) for each in (answer, reference))
     except UNREADABLE:
@@ -69,7 +69,7 @@ def _spoken(said: str) -> str:
 
 
 def _in_tags(said: str, count: int, call: re.Pattern[str], argument: re.Pattern[str]) -> list[str]:
-    """Return so many calls of a text whose arguments stand in tags. Raises ValueError for one that breaks off or holds more."""
+    """Return `count` calls of a text whose arguments stand in tags. Raises ValueError for one that breaks off or holds more."""
     found = call.findall(said)
     if len(found) != count or any(argument.sub("", inside).strip() for _, inside in found):
         raise ValueError("a call breaks off")
@@ -78,7 +78,7 @@ def _in_tags(said: str, count: int, call: re.Pattern[str], argument: re.Pattern[
 
 
 def _argument(written: str) -> Any:
-    """Return an argument in tags: texts stand there as they are, and all else as JSON."""
+    """Return an argument in tags: texts stand there as they are, and everything else as JSON."""
     try:
         value = _JSON.decode(written)
     except ValueError:
@@ -168,7 +168,7 @@ def score_of(settings: Settings) -> Score:
 
 
 def check(settings: Settings) -> None:
-    """Raise UserError where nothing is scored, or the user's function cannot be."""
+    """Raise UserError where there is no answer to score, or the user's function cannot score one."""
     if settings.recipe.training.answer_score:
         if not settings.recipe.training.eval_answers:
             problem = "answer_score scores no answer: eval_answers is 0"

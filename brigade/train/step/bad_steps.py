@@ -1,11 +1,11 @@
 """What is done with a step whose loss or gradient is not finite, or whose loss is a spike: `nonfinite` and `loss_spike` decide.
 
 skip      the step is left out: weights and optimizer states stay, bit for bit; data and learning rate go on.
-rollback  besides, weights and optimizer states go back to the last whole checkpoint. The data since then is left out with it,
+rollback  in addition, weights and optimizer states go back to the last whole checkpoint. The data since then is left out with it,
           as Chowdhery et al. 2022 did (PaLM, arXiv 2204.02311, 5.1): computed again, it would lead to the same weights.
 stop      the run ends. The checkpoint before it is whole, for no weight has changed.
 
-FILE names the samples of each such step: of the micro-batches whose loss is not finite, or of all where none is.
+FILE names the samples of each such step: those of the micro-batches whose loss is not finite, or all if every loss is finite.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ MicroBatch = dict[str, Any]
 
 
 def judge_not_finite(trainer: TrainingContext, norm: torch.Tensor | float | None) -> torch.Tensor | float | None:
-    """Treat a step whose gradients' norm is not finite, as _treat does. Under fp16 return the norm where each loss is finite: its
-    loss scaling leaves such steps out by itself. A collective."""
+    """Treat a step whose gradients' norm is not finite, as _treat does. Under fp16 return the norm where each loss is finite:
+    fp16's loss scaling itself skips such steps. A collective."""
     micro_batches = _gathered(trainer)
     bad = [each for each in micro_batches if not math.isfinite(each["loss"])]
     if trainer.args.fp16 and not bad:
@@ -89,7 +89,7 @@ def check_weights(trainer: TrainingContext) -> None:
 
 
 def error(what: str, trainer: TrainingContext, step: int, samples: str = "", cure: str = "") -> UserError:
-    """Return what ends the run at a step."""
+    """Return the error that ends the run at a step."""
     run = trainer.run
     trainer.checkpoints.let_finish()  # the newest one may be on its way
     kept = on_disk.whole_checkpoints(run.directory)
@@ -193,9 +193,9 @@ def _go_back(trainer: TrainingContext, checkpoint: Path) -> None:
 
 # ---- whose fault it was ----------------------------------------------------------------------------------------------
 def _gathered(trainer: TrainingContext) -> list[MicroBatch]:
-    """Rank, host, number from 1, and part of the step's loss of each micro-batch of this step. A collective.
+    """Return the rank, host, number from 1, and part of the step's loss of each micro-batch of this step. A collective.
 
-    Of ranks that compute with the same tokens only the first is in it.
+    Where several ranks compute with the same tokens, only the first of them is listed.
     """
     size, world = trainer.engine.averaged_over, trainer.run.world
     held = ranks.gather((world.host, [float(loss) / size for loss in trainer.nonfinite.micro_losses]))

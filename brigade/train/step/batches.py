@@ -1,4 +1,4 @@
-"""How the Trainer comes by its batches: loaders over our own samples, and the micro-batches of one step."""
+"""How the Trainer gets its batches: loaders over our own samples, and the micro-batches of one step."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class BatchingTrainer(HookedTrainer):
 
     Accelerate never sees them: it would shard them once more and repeat samples at an epoch's end.
 
-    data_rank: of this rank, among all that see different sequences, over all replicas
-    looks_as: at held-out samples: which rank of how many
+    data_rank: this rank's number among all ranks that see different sequences, over all replicas
+    looks_as: (which rank, of how many) this one is when it evaluates held-out samples
     """
 
     run: Run
@@ -70,7 +70,7 @@ class BatchingTrainer(HookedTrainer):
         return self._loader(self.train_dataset, micro, accumulation, of, args.seed, self.run.batch.global_size)
 
     def eval_loader(self, samples: Samples | torch.utils.data.Subset, alone: tuple[int, int] | None = None) -> Loader:
-        """alone: (this rank, of how many), where each reads sequences of its own, and none of them in parts"""
+        """alone: (this rank, of how many), where each rank reads sequences of its own, and reads them whole"""
         whole = Collate(self.pad_token_id, self.collate.layout) if alone else None
         of = alone or self.looks_as
         return self._loader(samples, self.args.per_device_eval_batch_size, 1, of, None, collate=whole)
@@ -84,7 +84,7 @@ class BatchingTrainer(HookedTrainer):
     ) -> tuple[list[MicroBatch], torch.Tensor | int | None]:
         """Return the micro-batches of one step, and the supervised tokens of the step over all ranks, each times its weight.
 
-        No micro-batch where the run is over: it ended with its last checkpoint, and died before its model was saved.
+        There is no micro-batch where the run is over: it wrote its last checkpoint, and died before its model was saved.
         """
         if self.control.should_training_stop:
             return [], None

@@ -43,7 +43,7 @@ class Checkpoints(Feature):
         return self.saving.blocked if self.saving else 0.0
 
     def begin(self, checkpoint: Path | None) -> None:
-        """Look for the best checkpoint so far beside the run's own: a state's path may be a stranger's, or of another host."""
+        """Look for the best checkpoint so far among the run's own: a state's path may belong to another run or another host."""
         state = self.trainer.state
         if checkpoint is None or not state.best_model_checkpoint:
             return
@@ -80,7 +80,7 @@ class Checkpoints(Feature):
 
     # ---- writing one -------------------------------------------------------------------------------------------------
     def save(self) -> None:
-        """Write one of this step. A collective. Raises UserError where the checkpoint before could not be written."""
+        """Write a checkpoint of this step. A collective. Raises UserError where the previous one could not be written."""
         trainer = self.trainer
         if self.saving is None:
             further = sum(each.bytes for each in trainer.base_files.carried.values()) if self._has_model else 0
@@ -110,7 +110,7 @@ class Checkpoints(Feature):
 
     @property
     def _has_model(self) -> bool:
-        """Whether checkpoints are of a whole model, and this rank writes what each has once."""
+        """Whether checkpoints hold a whole model, and this rank writes what a checkpoint has only once."""
         return self.trainer.args.should_save and not self.trainer.run.settings.recipe.model.use_peft
 
     def _place_in_run(self) -> dict[str, object]:

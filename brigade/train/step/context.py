@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Saves(Protocol):
-    """Checkpoints, to who waits for one that is being written. blocked: seconds for which the last one held this rank up"""
+    """Checkpoints, as whoever waits for one sees them. blocked: seconds for which the last one held this rank up"""
 
     @property
     def blocked(self) -> float: ...
@@ -38,7 +38,7 @@ class Judgement(Protocol):
 
 
 class TrainingContext(StepContext, Protocol):
-    """Likewise what stands around a step: evaluations, checkpoints and the parts of a run themselves.
+    """The same, and what surrounds a step: evaluations, checkpoints and the parts of a run themselves.
 
     replica: what this run's other replicas ask of it (replica.py)
     """

@@ -69,7 +69,7 @@ def clear_accelerate_variables() -> None:
 
 
 def _silence(world: World) -> None:
-    """Hide what is known to be noise, and no more. What other ranks than the first print, log or warn of has their number."""
+    """Hide what is known to be noise, and no more. Every other rank's number precedes what it prints, logs or warns about."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("DS_LOG_LEVEL", "error")
     warnings.filterwarnings("ignore", category=FutureWarning)
@@ -80,7 +80,7 @@ def _silence(world: World) -> None:
 
 
 class _Marked(io.TextIOBase):
-    """Writes whole lines to `stream`, each after a mark, but for empty ones."""
+    """Writes whole lines to `stream`, each after a mark, except empty ones."""
 
     def __init__(self, stream: TextIO, mark: str) -> None:
         self.stream, self.mark, self.begun = stream, mark, ""
@@ -102,7 +102,7 @@ class _Marked(io.TextIOBase):
 
 
 def _mark_as(rank: int) -> None:
-    """Mark whose word it is: what this process prints, logs or warns of from now on begins with its rank."""
+    """Mark this process's output: whatever it prints, logs or warns about from now on begins with its rank."""
     mark = f"rank {rank}: "
     if not isinstance(sys.stdout, _Marked):
         sys.stdout = _Marked(sys.stdout, mark)

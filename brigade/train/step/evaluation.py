@@ -43,7 +43,7 @@ class EvaluatingTrainer(BatchingTrainer):
 
     @abstractmethod
     def at_rest(self) -> AbstractContextManager[object]:
-        """While the model is looked at."""
+        """Return the context in which the model is evaluated."""
 
     def evaluate(self, *_: object, **__: object) -> dict[str, float]:
         """Measure and log; answer questions, except with the untrained model; return what was logged. A collective."""
@@ -65,9 +65,9 @@ class EvaluatingTrainer(BatchingTrainer):
         """Mean cross-entropy in nats per supervised token, and its exponential, each held-out sample used once.
 
         `eval_loss` and `eval_perplexity` are over all tokens of all sources; with several sources each has its own,
-        `eval_NAME_loss` and `eval_NAME_perplexity`. Beside a teacher `eval_divergence` is the mean divergence from it. Sums
+        `eval_NAME_loss` and `eval_NAME_perplexity`. With a teacher `eval_divergence` is the mean divergence from it. Sums
         stay on the device until the end and are then exchanged once, in float64 where the device has it, so world size and batch
-        size do not show in the result. Where an objective compares answers: what Preferences.held_out() says.
+        size do not show in the result. Where an objective compares answers, the figures are those of Preferences.held_out().
         """
         model, began = self._model_in_use(), time.perf_counter()
         evaluated = sum(map(len, self.eval_dataset.values()))
@@ -154,8 +154,8 @@ def forget_other_samples(
     stored: int,
     metric: str = "eval_loss",
 ) -> None:
-    """Forget the best held-out figure where it is of other samples: a run may go on with another max_eval_samples than before, or
-    with another eval_answers where their score is the figure.
+    """Forget the best held-out figure where it comes from other samples: a run may go on with a different max_eval_samples, or
+    with a different eval_answers where their score is the figure.
 
     metrics: the next evaluation's; stored: how many samples are held out, all of which earlier versions evaluated; metric: the
     recipe's metric_for_best_model
@@ -178,7 +178,7 @@ def forget_other_samples(
 
 
 class EarlyStopping(TrainerCallback, ExportableState):
-    """Stops after `patience` evaluations in a row without a better held-out figure; the one before the first step is none.
+    """Stops after `patience` evaluations in a row without a better held-out figure; one before the first step is not counted.
 
     metric: the figure, as metric_for_best_model names it
     Checkpoints hold its count, so that a resumed run stops at the same step.
@@ -189,7 +189,7 @@ class EarlyStopping(TrainerCallback, ExportableState):
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew, as before the first evaluation."""
+        """Start over, as before the first evaluation."""
         self.best, self.without = math.inf, 0
 
     def on_evaluate(

@@ -25,7 +25,7 @@ def attach(
     """Attach a run's callbacks to a trainer that is otherwise complete, and return those that are features.
 
     learns: what judges its steps, and what the loss and the routers of its model need; keeps: what compares ranks and saves
-    offered: what the other rooms want to be called
+    offered: callbacks that other parts of the repository ask for
     """
     training, callbacks = trainer.run.settings.recipe.training, list[TrainerCallback]()
     trainer.remove_callback(PrinterCallback)

@@ -18,8 +18,8 @@ def how_lengthened(run: Run, train_samples: int, checkpoint: Path | None) -> str
     """How a run goes on from a checkpoint that a run of another length wrote, in words; "" where there is none, or the length
     is the same. Raise UserError where it cannot.
 
-    A run can be lengthened at its end: its order of samples does not depend on its length, but its learning rate may, and
-    midway a run of no length would have had the rates of two.
+    A run can be lengthened at its end. Its order of samples does not depend on its length, but its learning rate may: a run that
+    is lengthened midway would have the rates of two lengths, as no run of a single length does.
     """
     settings, here = run.settings, run.directory
     is_finished = run.resized and (here / SUCCESS).exists()

@@ -27,8 +27,8 @@ def settle_memory(
     opened: Opened,
     offers: Offers,
 ) -> Settings:
-    """The settings with their keys of BY_MEMORY decided: as the run began, where the first rank sees that it did; else the
-    fastest that fits each rank's device, by the planner's count. A collective."""
+    """Return the settings with their keys of BY_MEMORY decided: as they were when the run began, where the first rank sees that
+    it has begun; otherwise the fastest that fits each rank's device, by the planner's count. A collective."""
     values, why = opened.began, "as this run began"
     with ranks.agreed(world):  # whatever this host's recipe says: that all have the same one is compared later
         if settings.by_memory and not values:

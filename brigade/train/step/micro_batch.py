@@ -29,8 +29,8 @@ def settle_batch(
     directory: Path,
     offers: Offers,
 ) -> Batch:
-    """The batch with the micro-batch that all ranks have: the recipe's; or what the run in `directory` began with; or the least
-    of what fits each rank's device, by the planner's count. A collective."""
+    """Return the batch with the micro-batch that all ranks use: the recipe's; or the one that the run in `directory` began with;
+    or the smallest of those that fit each rank's device, by the planner's count. A collective."""
     training, own = settings.recipe.training, batch
     with ranks.agreed(world):  # whatever this host's recipe says: that all have the same one is compared later
         if training.per_device_train_batch_size == "auto":
@@ -44,8 +44,8 @@ def settle_batch(
 
 
 def _began_with(directory: Path, batch: Batch) -> tuple[int, str] | None:
-    """(the micro-batch with which the run in a directory began, why it is taken again); None where it does not divide a rank's
-    share of the batch, or no run has begun there."""
+    """Return (the micro-batch with which the run in a directory began, why it is used again); None where it does not divide a
+    rank's share of the batch, or no run has begun there."""
     record = directory / RECORD
     if not record.exists():
         return None

@@ -2,7 +2,7 @@
 
 A loss that is not finite makes its gradients NaN (`spread`), the reduction over ranks carries NaN to all of them, and so does the
 gradients' norm, which every rank computes alike. One look at it decides on all ranks together, without a further collective.
-ZeRO looks by itself, inside its step, and discards what is not finite (stage_1_and_2.py and stage3.py: step).
+ZeRO checks for itself, inside its step, and discards what is not finite (stage_1_and_2.py and stage3.py: step).
 What is done with such a step: bad_steps.py.
 """
 
@@ -20,7 +20,7 @@ from .context import TrainingContext
 
 
 class StepGuard(TrainerCallback, ExportableState):
-    """What a resumed run must know of the steps before: how many were left out, how many in a row and which was the last, and the
+    """What a resumed run must know about earlier steps: how many were left out, how many in a row, which was the last, and the
     losses that loss_spike compares with. A checkpoint keeps it under this class's name."""
 
     KEPT = ("left_out", "in_a_row", "last", "recent")
@@ -37,7 +37,7 @@ class StepGuard(TrainerCallback, ExportableState):
 class NonFinite(Feature):
     """Looks at the losses and the gradients' norm of each step, and at each held-out loss.
 
-    micro_losses: this rank's of the current step; logged_before: the sum of losses since the last log entry, before this step
+    micro_losses: this rank's, in the current step; logged_before: the sum of losses since the last log entry, before this step
     dropped: whether the current step is left out; norm: of its gradients, None where nothing has measured it
     """
 

@@ -50,8 +50,8 @@ def _base(name: str) -> type[torch.optim.Optimizer]:
 
 
 def parse_arguments(name: str, optim_args: str | None, place: str) -> Keywords:
-    """`key=value,key=value` as a dictionary. Raises UserError at `place` for what the optimizer does not take: of torch's and
-    bitsandbytes', Transformers leaves out what it does not know without a word (trainer_optimizer.py)."""
+    """Return `key=value,key=value` as a dictionary. Raises UserError at `place` for what the optimizer does not take, because
+    Transformers silently drops what it does not know of torch's and bitsandbytes' arguments (trainer_optimizer.py)."""
     known: Iterable[str] = ARGUMENTS.get(name, ())
     if name in COUNT_IN_GROUPS:
         known = inspect.signature(_base(name).__init__).parameters.keys() - {"self", "params", "kwargs"}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def generate(trainer: TrainingContext, pipeline: Pipeline, questions: list[Question], longest: int) -> list[list[int]]:
     """Answer questions as sample_answers.generate does; each pipeline has its share of them. A collective.
 
-    Pipelines that divide experts answer all of them together: who has no token has experts that others' tokens visit.
+    Pipelines that divide experts answer all of them together: a rank without tokens has experts that others' tokens visit.
     """
     place, size = trainer.place, trainer.run.batch.data_parallel_size
     together = pipeline.axes.experts > 1

@@ -83,6 +83,6 @@ class PipelineTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
-        """Return an evaluation's loss. Each rank of a pipeline counts the tokens, and one has their loss: so many times over."""
+        """Return an evaluation's loss, times the ranks of a pipeline: each of them counts the tokens, and only one has a loss."""
         loss = self.engine.pipeline.forward_alone(inputs, num_items_in_batch)
         return torch.zeros(()) if loss is None else loss * len(self.engine.groups.ranks)

@@ -1,4 +1,4 @@
-"""Whether this host and this model can do what a run asks for. Told before the model is built."""
+"""Checks, before the model is built, whether this host and this model can do what a run asks for."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def _check_kernels(settings: Settings) -> None:
 
 
 def check_callbacks(callbacks: tuple[TrainerCallback, ...]) -> None:
-    """Raise UserError for what a caller from Python hands in and no run can serve."""
+    """Raise UserError for callbacks that a caller from Python passes and no run can support."""
     if any(kind.__name__ == "EarlyStoppingCallback" for callback in callbacks for kind in type(callback).__mro__):
         problem = "it asks Transformers for the best checkpoint, which a run keeps by itself"
         cure = "leave it out, and set early_stopping_patience in the recipe"

@@ -116,7 +116,7 @@ def rehearse(settings: Settings, world: World, main: Callable[..., TrainingConte
 
 
 def _prepare(settings: Settings, strategy: Strategy, folder: Path, config: Config, world: World) -> None:
-    """Write the tiny model's config and the recipe. A folder of an earlier rehearsal is worth nothing, and goes."""
+    """Write the tiny model's config and the recipe. An earlier rehearsal's folder is of no use, and is removed."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "model").mkdir(parents=True)
     (folder / "model" / "config.json").write_text(json.dumps(config, indent=2))
@@ -213,15 +213,15 @@ def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: Worl
 
 
 def _tokens(section: ModelSection) -> list[int | str]:
-    """Return as many trained tokens of the built-in tokenizer, whose token 0 is padding, and which gets the same new ones."""
+    """Return the same number of trained tokens for the built-in tokenizer. Its token 0 is padding; it gets the same new ones."""
     new = {*section.add_tokens, *section.add_special_tokens}
     kept = [token for token in section.trainable_token_indices if token in new]
     return [*range(1, 1 + len(section.trainable_token_indices) - len(kept)), *kept]
 
 
 def _rounds(settings: Settings, strategy: Strategy) -> Fields:
-    """Return the keys of replicas: rounds that a rehearsal's checkpoints end, and on its one host a replica of each rank, or of
-    each group of HSDP."""
+    """Return the keys of replicas: rounds that end at a rehearsal's checkpoints and, on its one host, a replica for each rank or
+    for each HSDP group."""
     training = settings.recipe.training
     if training.sync_every is None:
         return {}
@@ -231,7 +231,7 @@ def _rounds(settings: Settings, strategy: Strategy) -> Fields:
 
 
 def without_gpu(recipe: Fields) -> list[str]:
-    """Replace in place what a CPU cannot compute by the nearest that it can; one line for each replacement."""
+    """Replace, in place, what a CPU cannot compute with the nearest thing that it can. Return one line for each replacement."""
     import torch
 
     replaced: list[str] = []

@@ -55,8 +55,8 @@ Record = dict[str, Any]  # a line of a JSON file
 
 
 def ask(trainer: TrainingContext) -> dict[str, float]:
-    """Let the model answer, except the untrained one, and show and keep what it said. Return what the recipe's answer_score says
-    of it, as it is logged: the mean score, of how many answers, and the seconds that they took. A collective."""
+    """Let the model answer unless it is untrained, and show and keep what it said. Return what the recipe's answer_score says of
+    it, as it is logged: the mean score, the number of answers, and the seconds that they took. A collective."""
     settings, tokenizer, began = trainer.run.settings, trainer.processing_class, time.perf_counter()
     questions = choose(trainer.data.heldout, settings.recipe.training.eval_answers)
     references, scored = [asked.reference for asked in questions], settings.recipe.training.answer_score
@@ -89,7 +89,7 @@ def longest_scored(questions: list[Question]) -> int:
 
 
 def choose(heldout: Mapping[str, Sequence[TokenSequence]], wanted: int) -> list[Question]:
-    """The first held-out samples, as many of one source as of another where it has so many; of judged answers the good ones."""
+    """Return the first held-out samples, the same number from each source that has enough; of judged answers, the good ones."""
     first = {name: _first(samples, wanted) for name, samples in heldout.items()}
     turns = range(max(map(len, first.values())))
     places = [(name, turn) for turn in turns for name in first if turn < len(first[name])]
@@ -97,7 +97,7 @@ def choose(heldout: Mapping[str, Sequence[TokenSequence]], wanted: int) -> list[
 
 
 def _first(samples: Sequence[TokenSequence], wanted: int) -> list[TokenSequence]:
-    """The first samples whose answers are not labelled bad; where all are, the first ones."""
+    """Return the first samples whose answers are not labelled bad, or simply the first where all are."""
     good = list(itertools.islice(filter(_is_good, samples), wanted))
     return good or list(itertools.islice(samples, wanted))
 
@@ -107,8 +107,8 @@ def _is_good(sample: TokenSequence) -> bool:
 
 
 def question(source: str, sample: TokenSequence) -> Question:
-    """A sample as a question; a text, supervised from its first token on, is asked to be continued from its half. Of a pair the
-    better answer, which comes first, is the reference; a bad answer is none."""
+    """Return a sample as a question. A text that is supervised from its first token on is cut in half, for the model to continue.
+    The reference of a pair is the better answer, which comes first; a bad answer is never one."""
     length = int(sample["lengths"][0]) if "lengths" in sample else None
     ids = [int(token) for token in sample["input_ids"][:length]]
     own = [label != IGNORED for label in sample["labels"][:length]]
@@ -229,7 +229,7 @@ def entries(
     processor: Processor | None = None,
 ) -> list[Record]:
     """One record per question: step, source, question, reference, answer, as text with its control tokens: what the model read,
-    and where it ended. Of the tokens that an image became one is shown, and `images` has the images, made small, as data URLs."""
+    and where it ended. Only one of an image's tokens is shown, and `images` has the images, made small, as data URLs."""
     found = []
     for asked, answer in zip(questions, given, strict=True):
         prompt, pictures = asked.prompt, {}
@@ -251,7 +251,7 @@ def thumbnail(picture: Image) -> str:
 
 
 def store(found: list[Record], directory: Path) -> None:
-    """Add records to the run's answers.jsonl; those that an interrupted run wrote for this step or later give way."""
+    """Add records to the run's answers.jsonl. They replace those that an interrupted run wrote for this step or a later one."""
     path = directory / ANSWERS
     lines = _earlier(path)
     kept = [line for line in lines if json.loads(line)["step"] < found[0]["step"]]
@@ -260,7 +260,7 @@ def store(found: list[Record], directory: Path) -> None:
 
 
 def _earlier(path: Path) -> list[str]:
-    """The lines that are there. Those of another user who began the run, only for their own eyes, stay in a file beside it."""
+    """Return the file's lines. If another user began the run, lines that only they may read stay in a file next to it."""
     try:
         return [line for line in files.read_text(path).split("\n") if line]
     except FileNotFoundError:
@@ -303,7 +303,7 @@ def markdown(found: list[Record]) -> str:
 
 
 def _short(text: str, most: int = 240, end: bool = False) -> str:
-    """`text` on one line and not longer than `most` characters; of a question its end says more than its beginning."""
+    """`text` on one line and not longer than `most` characters; the end of a question says more than its beginning."""
     line = " ".join(text.split())
     if len(line) <= most:
         return line

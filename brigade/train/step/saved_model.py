@@ -1,5 +1,5 @@
 """The model that a run leaves: written in Hugging Face format, and compared with the model in memory before the run counts as a
-success, for engines gather it by code of their own."""
+success, because each engine gathers it with code of its own."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -25,13 +25,14 @@ def run_length(run: Run, train_samples: int) -> float:
 
 
 def warmup(run: Run, total: float) -> int:
-    """Steps of warm-up of a run of so many steps: a share is of those that our batches make, not of Trainer's estimate."""
+    """Return the warm-up steps of a run of `total` steps. A share is of the steps that our batches make, not of Trainer's
+    estimate."""
     wanted = run.settings.recipe.training.warmup_steps
     return round(wanted * total) if wanted < 1 else int(wanted)
 
 
 def schedule_arguments(run: Run, total: float) -> Keywords:
-    """lr_scheduler_kwargs for Transformers, for a run of so many steps: with a number of steps for a share of them."""
+    """Return Transformers' lr_scheduler_kwargs for a run of `total` steps, with each share turned into a number of steps."""
     training = run.settings.recipe.training
     arguments = dict(training.lr_scheduler_kwargs)
     if training.lr_scheduler_type == "warmup_stable_decay":

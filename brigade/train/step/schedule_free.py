@@ -4,8 +4,8 @@
     z' = z - rate (g / (sqrt(v) + eps) + weight_decay y)
     x' = (1 - c) x + c z'             the average: what is evaluated and saved
 
-c is this step's share of the squared learning rates so far. As the rate is constant after its warm-up, the number of steps tells
-it, and all that is kept is z, v and that number. All of it is done element by element, so each rank steps the part that it has.
+c is this step's share of the squared learning rates so far. As the rate is constant after its warm-up, c follows from the number
+of steps, and only z, v and that number are kept. Everything is computed element by element, so each rank steps its own part.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def share_of_step(step: int, warmup: int) -> float:
 class ScheduleFreeAdamW(torch.optim.Optimizer):
     """While it trains, a parameter holds y; from rest() to go_on() it holds x, and the state TRAINED holds y.
 
-    warmup: as of share_of_step(). All other arguments are AdamW's.
+    warmup: as in share_of_step(). All other arguments are AdamW's.
     """
 
     def __init__(

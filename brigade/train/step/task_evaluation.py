@@ -153,7 +153,7 @@ def records(results: Record, chat_template: bool, limit: int | None) -> list[Rec
 
 
 def store(found: list[Record], step: int, directory: Path) -> None:
-    """Add records to a run's task_results.jsonl. A figure that is there already, of the same step and prompts, gives way."""
+    """Add records to a run's task_results.jsonl. They replace figures of the same step and prompts that are there already."""
     path, now = directory / TASK_RESULTS, time.strftime("%Y-%m-%dT%H:%M:%S")
     new = [{"step": step, "time": now, **record} for record in found]
     known = {tuple(map(record.get, _SAME)) for record in new}
@@ -163,7 +163,7 @@ def store(found: list[Record], step: int, directory: Path) -> None:
 
 
 def _named(line: str) -> tuple[object, ...]:
-    """What a figure is told apart by; () of a line that is no record."""
+    """Return what tells a figure from others; () for a line that is not a record."""
     with suppress(ValueError):
         record = typed.kept(typed.loaded(line), typed.TASK)
         return tuple(map(record.get, _SAME)) if record else ()

@@ -1,7 +1,7 @@
 """Brigade's Trainer: Transformers' loop over our own batches, our evaluation and our checkpoints.
 
-It adapts: engines (engine.py) know what DDP, DeepSpeed, FSDP2 and pipelines need, and features (hooks.py) attach to it what not
-every run has. What it replaces of Transformers' private methods stands in upstream/trainer.py.
+It adapts: engines (engine.py) know what DDP, DeepSpeed, FSDP2 and pipelines need, and features (hooks.py) attach to it what only
+some runs have. Transformers' private methods that it replaces are in upstream/trainer.py.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ NOT_FOR_MODELS = (ABOUT, REAL, WEIGHTS, TEACHER, ANSWERS, tower.TOWER)  # keys o
 
 
 class _Prepared(Exception):
-    """All that comes before the first step is there, and --prepare asks for no more."""
+    """Everything that comes before the first step is ready, and --prepare asks for no more."""
 
 
 class Trainer(EvaluatingTrainer):
@@ -71,9 +71,9 @@ class Trainer(EvaluatingTrainer):
     the model takes num_items_in_batch), so neither accumulation nor the number of ranks changes them. Where samples have weights,
     both sums are of tokens times their weights.
 
-    place: of this rank, on the axes
-    options: of each forward pass
-    parameters: of the model; to look for them in all its modules takes as long as to clip their gradients
+    place: this rank's place on the axes
+    options: those of each forward pass
+    parameters: the model's; looking for them in all its modules takes as long as clipping their gradients
     """
 
     model_accepts_loss_kwargs: bool  # Transformers' own
@@ -162,7 +162,7 @@ class Trainer(EvaluatingTrainer):
         self.features = features.attach(self, list(filter(None, learns)), list(filter(None, keeps)), offered)
 
     def _set_up_batches(self, marks: bool) -> None:
-        """Settle how samples become micro-batches, and how those of a sequence are kept apart. marks: as of Layout"""
+        """Settle how samples become micro-batches, and how those of a sequence are kept apart. marks: as in Layout"""
         settings, config = self.run.settings, self.model.config
         self.pad_token_id = self.processing_class.pad_token_id
         how, trusts = self.run.kernels.attention, settings.recipe.model.trust_remote_code
@@ -179,7 +179,7 @@ class Trainer(EvaluatingTrainer):
         self.options = {"output_router_logits": False} if own else {}
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        """Make the optimizer as Transformers does, with groups of their own for what has another learning rate or is Muon's."""
+        """Make the optimizer as Transformers does, with separate groups for what has another learning rate or is Muon's."""
         is_made = self.optimizer is not None
         optimizer = super().create_optimizer(model)
         training = self.run.settings.recipe.training
@@ -193,7 +193,7 @@ class Trainer(EvaluatingTrainer):
         return optimizer
 
     def train_from(self, checkpoint: Path | None) -> None:
-        """Train from a checkpoint, or from the beginning. A checkpoint that is on its way is finished whatever happens."""
+        """Train from a checkpoint, or from the beginning. A checkpoint that is being written is finished whatever happens."""
         try:
             self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         except _Prepared:
@@ -310,7 +310,7 @@ class Trainer(EvaluatingTrainer):
 
     # ---- between steps -----------------------------------------------------------------------------------------------
     def at_rest(self) -> ExitStack:
-        """While the model is evaluated or saved."""
+        """Return the context in which the model is evaluated or saved."""
         entered = ExitStack()
         for feature in self.features:
             entered.enter_context(feature.at_rest())
@@ -319,7 +319,7 @@ class Trainer(EvaluatingTrainer):
     def save_checkpoint(self) -> None:
         """Write a checkpoint that is whole or absent; removing older ones comes last. A collective.
 
-        Raises UserError where a trained weight is not finite, ranks hold no longer what they should, or the checkpoint before
+        Raises UserError where a trained weight is not finite, ranks no longer hold what they should, or the previous checkpoint
         could not be written.
         """
         with this_process.heartbeat.within(heartbeat.CHECKPOINT), self.meter.pause(), self.at_rest():

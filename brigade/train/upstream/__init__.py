@@ -53,7 +53,7 @@ def forget_earlier_run() -> None:
 
 
 def forget_world() -> None:
-    """The number of this rank and of all, where the ranks of this process are divided anew (accelerate/state.py: _shared_state;
+    """The number of this rank and of all, where the ranks of this process are divided again (accelerate/state.py: _shared_state;
     deepspeed/comm/comm.py: cdb, utils/groups.py: _WORLD_GROUP)."""
     if "accelerate.state" in sys.modules:
         sys.modules["accelerate.state"].AcceleratorState._reset_state(reset_partial_state=True)
@@ -64,7 +64,7 @@ def forget_world() -> None:
 
 @contextmanager
 def replaced(owner: Any, **others: object) -> Iterator[None]:
-    """Let a module, a class or an object have these attributes meanwhile, in the place of its own."""
+    """Let a module, a class or an object have these attributes meanwhile, instead of its own."""
     own = {name: getattr(owner, name) for name in others}
     try:
         for name, value in others.items():

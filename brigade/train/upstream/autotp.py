@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def whole_logits(model: torch.nn.Module) -> Iterator[None]:
-    """Let heads give all logits meanwhile, for who chooses among tokens; a tied one has only those of its rank's tokens. The loss
+    """Let heads give all logits meanwhile, to choose among tokens by; a tied head has only those of its rank's tokens. The loss
     is computed from the parts (sequence/cross_entropy.py), so that training never holds the whole (module_inject/layers.py:
     VocabParallelLinear)."""
     from deepspeed.module_inject.layers import GatherFromTensorParallelRegion, VocabParallelLinear
@@ -142,6 +142,6 @@ def compute_locally(linear: torch.nn.Module) -> None:
 
 
 def give_plan(model: torch.nn.Module, plan: dict[str, str]) -> None:
-    """Say what AutoTP divides, beside the plan of the model's config (deepspeed, runtime/tensor_parallel/config.py:
+    """Say what AutoTP divides, besides the plan of the model's config (deepspeed, runtime/tensor_parallel/config.py:
     _get_hf_tp_plan)."""
     model._tp_plan = plan

@@ -83,7 +83,7 @@ class StateFile:
     That one copies the log and makes all of it into text each time, in Python because of the indentation: 1.9 s after 20,000
     lines. Here each line is made into text once. Each time all are compared with what is written, by their repr, which tells 1
     from 1.0 and True, and sees into a list (0.07 s then): a line that was changed since, or another log after a hand-over, is
-    made into text anew.
+    made into text again.
     """
 
     def __init__(self) -> None:

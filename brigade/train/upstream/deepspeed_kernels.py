@@ -101,8 +101,8 @@ LOCKED = b"flock\n"  # what the file of a holder who has it locked says
 def end_locks_with_their_holder() -> None:
     """Let torch's lock of a kernel (FileBaton) end with its holder, for this process and those that it forks.
 
-    torch only makes a file and removes it; who is killed leaves it. Here the holder has the file locked by the operating system
-    too, which every process sees, in whatever pid namespace, and which ends with the holder.
+    torch only makes a file and removes it; a killed process leaves it. Here the holder has the file locked by the operating
+    system too, which every process sees, in whatever pid namespace, and which ends with the holder.
     """
     from torch.utils.file_baton import FileBaton
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def shard_on_cpus() -> None:
-    """AcceleratorState turns to FSDP only from a type of its GPU list, and trains as DDP otherwise, without a word (state.py)."""
+    """AcceleratorState turns to FSDP only from a type of its GPU list, and otherwise silently trains as DDP (state.py)."""
     from accelerate.state import DistributedType, PartialState
 
     PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
@@ -204,7 +204,7 @@ def hold_places(model: torch.nn.Module) -> None:
 
 
 class WithoutShards(ParallelismConfig):  # type: ignore[misc]
-    """dp_shard_size 1 beside tensor groups: every group holds a whole model.
+    """dp_shard_size 1 with tensor groups: every group holds a whole model.
 
     Accelerate refuses more than one such group (parallelism_config.py: __post_init__), and has no FSDP2 where the
     dimension that shards is not enabled. FSDP2 itself takes a dimension of one rank.

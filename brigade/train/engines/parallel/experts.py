@@ -58,9 +58,8 @@ class Groups:
 def groups(device: str, world_size: int, size: int, averaged_over: int, copies: int = 1, tensor: int = 1) -> Groups:
     """Make groups of `size` neighbouring ranks with all experts between them, and across groups those with the same experts.
 
-    copies: copies of all other parameters, or stages of a pipeline; ranks of two of them share no experts. But where one has
-    fewer
-        than `size` ranks, each group of `size` has a copy of the experts.
+    copies: copies of all other parameters, or stages of a pipeline; ranks of two of them share no experts. But
+        where one has fewer than `size` ranks, each group of `size` has a copy of the experts.
     tensor: neighbouring ranks that have the same tokens
     """
     data = shards(size, world_size // copies)

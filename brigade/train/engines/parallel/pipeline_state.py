@@ -56,7 +56,7 @@ def save_model(folder: Path, state: Mapping[str, Tensor]) -> None:
 
 
 def save_optimizer(folder: Path, states: Mapping[str, object], groups: Iterable[Mapping[str, object]]) -> None:
-    """Save the optimizer likewise. states: those of whole parameters; groups: the optimizer's own"""
+    """Save the optimizer in the same way. states: those of whole parameters; groups: the optimizer's own"""
     kept = [{key: value for key, value in group.items() if key != "params"} for group in groups]
     _save(folder / OPTIMIZER, {"optimizer": {"state": dict(states), "param_groups": kept}})
 

@@ -192,8 +192,8 @@ def install(name: str, group: ProcessGroup) -> None:
 
 
 class _Sum(torch.autograd.Function):
-    """Adds up over the group. Each of its ranks has the whole loss divided by their number: to its own part comes the gradient of
-    all of them."""
+    """Adds up over the group. Each of its ranks has the whole loss divided by their number, so a rank's own part gets the
+    gradients of all of them."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, own: torch.Tensor, group: ProcessGroup) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What an objective is given, and what it returns. One of a user's own keeps the same contract (docs/extending.md)."""
+"""What an objective is given, and what it returns. A user's own objective keeps the same contract (docs/extending.md)."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -112,7 +112,7 @@ def means_of(result: Result) -> dict[str, float]:
 
 def margin_of(means: Mapping[str, float]) -> dict[str, float]:
     """Return {"rewards/margins": ...} of means over good and over bad answers, whose margin is the difference, as TRL logs it; {}
-    where it is there, or one of the two is not."""
+    where the margin is there already, or one of the two means is missing."""
     better, worse = means.get("rewards/chosen"), means.get("rewards/rejected")
     if better is None or worse is None or "rewards/margins" in means:
         return {}

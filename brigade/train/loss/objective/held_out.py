@@ -1,4 +1,4 @@
-"""Held-out answers compared by a model that a run has saved, in a fresh process: each by itself, by its own forward pass."""
+"""Held-out answers compared by a model that a run has saved, in a fresh process: each separately, by its own forward pass."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple

@@ -52,7 +52,7 @@ def loss_of(settings: Settings) -> Loss:
 
 
 def _breaks_contract(load: Callable[[], Callable[[Pairs, Options], Result]], training: TrainingSection) -> str:
-    """Return in which way a function of pairs is no objective; "" where it is one. load: returns it, before its first call"""
+    """Return in which way a function of pairs is not an objective; "" where it is one. load: returns it, before its first call"""
     options, draws = options_of(training), np.random.default_rng(0)
     chosen_tokens, rejected_tokens = tokens = draws.integers(1, 200, (2, TRIED)).astype(float)
     chosen, rejected = answers = -tokens * draws.uniform(0.05, 4.0, tokens.shape)
