@@ -68,11 +68,13 @@ def test_a_directory_of_files_is_read_as_the_hub_would(laid_out, opened, streami
     assert read(found.train) == CONTENT[:4] and read(found.heldout) == CONTENT[4:]
 
 
-def test_a_directory_of_several_kinds_of_files_is_refused(laid_out, opened, mistake, tmp_path):
+@pytest.mark.parametrize("other", ["more.csv", "more.tsv", "more.csv.gz"])
+def test_a_directory_of_several_kinds_of_files_is_refused(other, laid_out, opened, mistake, tmp_path):
     """The datasets library would read one kind, and leave the others out without a word."""
     name = laid_out(train=CONTENT)
-    (tmp_path / "set/data/more.csv").write_text("text\na\n")
-    assert "holds .csv and .jsonl" in mistake(opened, dataset_name=name)
+    (tmp_path / "set/data" / other).write_text("text\na\n")
+    said = mistake(opened, dataset_name=name)
+    assert "holds " in said and other[4:8] in said and ".jsonl" in said
     (tmp_path / "set/README.md").write_text("---\nconfigs: [{config_name: a, data_files: data/*.jsonl}]\n---\n")
     assert read(opened(dataset_name=name).train) == CONTENT
 

@@ -19,6 +19,9 @@ from .rows import Files, Rows
 from .table_rows import Csv, Parquet, Table
 
 FORMATS: dict[str, type[Files]] = {".jsonl": JsonLines, ".json": JsonLines, ".parquet": Parquet, ".csv": Csv}
+# Files with rows, compressed ones too, by what the datasets library reads alike. Those in .json and .txt are not among them: they
+# often only describe the others.
+_KINDS = {kind: kind for kind in (".csv", ".jsonl", ".parquet", ".tsv")} | {".ndjson": ".jsonl"}
 
 
 @dataclass(frozen=True)
@@ -173,7 +176,7 @@ def _from_datasets(source: Source, place: Callable[[str], str], streaming: bool)
         raise UserError(place("dataset_revision"), f"{name!r} is a directory, which has no revisions", "remove it")
     inside = list(Path(name).rglob("*")) if Path(name).is_dir() else []
     refuse_lfs_pointers(inside)
-    kinds = sorted({path.suffix for path in inside} & {".csv", ".jsonl", ".parquet"})
+    kinds = sorted({_KINDS[suffix] for path in inside for suffix in path.suffixes if suffix in _KINDS})
     if len(kinds) > 1 and not (Path(name) / "README.md").is_file():  # which may say what is read
         problem = f"{name!r} holds {' and '.join(kinds)}, and the datasets library reads one kind of a directory"
         raise UserError(place("dataset_name"), problem, "name each kind as a source of its own: datasets, train_file")
