@@ -23,11 +23,10 @@ SLOW = 0.1  # share of a step that computes, below which a configuration is poss
 class Estimate:
     """The memory and time that a configuration takes.
 
-    Memory is one count by parts, in bytes; cache is additional to what a card has to hold.
+    Memory is one count by parts, in bytes.
 
     memory: what torch allocates at its peak; gaps: what its allocator leaves where activations lie between states
     streams: the pools of ZeRO-3's streams; context: CUDA's, and NCCL's buffers
-    cache: what the allocator keeps while the card has room
     """
 
     job: Job
@@ -36,7 +35,13 @@ class Estimate:
     gaps: float
     streams: float
     context: float
-    cache: float
+
+    @functools.cached_property
+    def cache(self) -> float:
+        """Bytes that the allocator keeps while the card has room, additional to what it has to hold."""
+        room = self.spare_gib * GIB
+        needed = self.memory.allocated + self.gaps + self.streams
+        return max(0.0, min(reserved_with_room(self.job) - needed, room))
 
     @functools.cached_property
     def time(self) -> StepTime:
@@ -222,9 +227,7 @@ def estimate(job: Job, device: Gpu | None = None) -> Estimate:
     peaks, context = moments(job), context_bytes(job.gpus // job.replicas.count)
     peak, streams = max(peaks, key=lambda moment: moment.allocated), stream_pool(job)
     needed = max(moment.allocated + gaps(job, moment) for moment in peaks) + streams
-    room = device.memory_gib * GIB - context - needed
-    cache = max(0.0, min(reserved_with_room(job) - needed, room))
-    return Estimate(job, device, peak, needed - peak.allocated - streams, streams, context, cache)
+    return Estimate(job, device, peak, needed - peak.allocated - streams, streams, context)
 
 
 def context_bytes(ranks: int) -> float:

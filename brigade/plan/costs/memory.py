@@ -57,9 +57,9 @@ def moments(job: Job) -> list[Memory]:
     layer = activation_bytes(job)
     weights = reference_weights(job) if job.comparison.stays else 0.0
     of_stages = [
-        replace(moment, reference=weights if stage.last else 0.0)  # where the loss is
+        moment
         for stage in stages(job)
-        for moment in _moments(job, stage, *layer)
+        for moment in _moments(job, stage, *layer, weights if stage.last else 0.0)  # where the loss is
     ]
     if job.comparison.second:
         of_stages.append(_reference_moment(job))
@@ -94,7 +94,7 @@ def _reference_moment(job: Job) -> Memory:
     return Memory(states.parameters, gradients, states.optimizer, layer, logits, own + gathered, reference_weights(job))
 
 
-def _moments(job: Job, stage: Stage, kept: float, back: float) -> list[Memory]:
+def _moments(job: Job, stage: Stage, kept: float, back: float, reference: float) -> list[Memory]:
     """Return the four moments of one pipeline stage. kept, back: as activation_bytes(job) gives them"""
     engine, psi, last = job.conventions, stage.parameters, stage.last
     states, held = stage_states(job, stage)
@@ -117,12 +117,12 @@ def _moments(job: Job, stage: Stage, kept: float, back: float) -> list[Memory]:
     weights, optimizer = states.parameters, states.optimizer
     at_step, whole_pass = states.gradients, standing if job.stage < 3 else 0.0
     last_layer = back if job.checkpointing in ("selective", "full") else 0.0
+    at_step_pass = whole_pass - 2 * psi * job.autocast  # autocast's copies go with the backward pass
     return [
-        Memory(weights, waiting + head, optimizer, kept, logits, standing),
-        Memory(weights, waiting or held * made, optimizer, kept + back, 0.0, standing),
-        Memory(weights, max(at_step, held), optimizer, last_layer + seen, 0.0, whole_pass),
-        # Autocast's copies go with the backward pass.
-        Memory(weights, at_step, optimizer + _roots(job, optimizer), 0.0, 0.0, whole_pass - 2 * psi * job.autocast),
+        Memory(weights, waiting + head, optimizer, kept, logits, standing, reference),
+        Memory(weights, waiting or held * made, optimizer, kept + back, 0.0, standing, reference),
+        Memory(weights, max(at_step, held), optimizer, last_layer + seen, 0.0, whole_pass, reference),
+        Memory(weights, at_step, optimizer + _roots(job, optimizer), 0.0, 0.0, at_step_pass, reference),
     ]
 
 
