@@ -106,7 +106,7 @@ def divisions(workload: Workload, cluster: Cluster, choice: Choice) -> Iterator[
 
 
 def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> Iterator[Job]:
-    """Yield the configurations of one strategy, with the kernels of that name."""
+    """Yield the configurations of one strategy, with the kernels of that name and all activations kept."""
     node, (kernels, loss) = cluster.node_size, KERNELS[names]
     shape, attention = workload.shape, attention_of(workload.shape)
     padded = workload.pairs and attention == "eager"  # as a recipe that is not packed has them (job_of_run.py)
@@ -123,31 +123,29 @@ def jobs(workload: Workload, cluster: Cluster, choice: Choice, names: str) -> It
         if choice.engine == "ddp" and axes.experts > 1 and axes.stages == 1:
             spread = EXPERTS_UNDER_DDP
         spread = spread | axis_fields(axes, cluster.gpus)
-        for checkpointing in ("none", "full"):
-            yield Job(
-                shape,
-                workload.sequence,
-                micro,
-                accumulation,
-                attended=workload.length if workload.pairs else 0,
-                packed=workload.packed,
-                attention=attention,
-                hpz=node if choice.group and choice.engine == "zero" else 0,
-                quantised=choice.quantised,
-                offload=choice.offload,
-                checkpointing=checkpointing,
-                kernels=kernels,
-                loss=loss,
-                trained=workload.trained,
-                **spread,
-                **method_fields(workload.method),
-                optimizer=workload.optimizer or Job.optimizer,
-                comparison=comparison,
-                images=workload.images,
-                gpu=cluster.gpu,
-                node_size=node,
-                link=cluster.link,
-            )
+        yield Job(
+            shape,
+            workload.sequence,
+            micro,
+            accumulation,
+            attended=workload.length if workload.pairs else 0,
+            packed=workload.packed,
+            attention=attention,
+            hpz=node if choice.group and choice.engine == "zero" else 0,
+            quantised=choice.quantised,
+            offload=choice.offload,
+            kernels=kernels,
+            loss=loss,
+            trained=workload.trained,
+            **spread,
+            **method_fields(workload.method),
+            optimizer=workload.optimizer or Job.optimizer,
+            comparison=comparison,
+            images=workload.images,
+            gpu=cluster.gpu,
+            node_size=node,
+            link=cluster.link,
+        )
 
 
 def refusal(job: Job, cluster: Cluster, usual: Gpu) -> str:
@@ -221,18 +219,25 @@ def _order(candidate: Candidate) -> tuple[bool, float]:
 
 
 def _estimated(workload: Workload, cluster: Cluster, choice: Choice, names: str, device: Gpu) -> Iterator[Candidate]:
-    """Yield the configurations of one strategy with their estimates. Larger micro-batches than one that does not fit are left
-    out, because they need more: except the largest, with which there is nothing to accumulate."""
+    """Yield the configurations of one strategy with their estimates.
+
+    Larger micro-batches than one that does not fit are left out, because they need more: except the largest, with which there is
+    nothing to accumulate. Where all activations fit, computing layers again is left out, because it takes longer.
+    """
     told = bool(cluster.nvme_gb if choice.offload == "nvme" else cluster.host_gib)
     too_large = set()
-    for job in jobs(workload, cluster, choice, names):
-        divided = (job.tensor, job.pipeline, job.virtual, job.context, job.expert, job.checkpointing)
-        if divided in too_large and job.accumulation > 1:
-            continue
-        candidate = Candidate(choice, names, estimate(job, device), workload.margin, told=told, asked=workload.asked)
-        if not candidate.fits:
+    for keeps_all in jobs(workload, cluster, choice, names):
+        for job in (keeps_all, replace(keeps_all, checkpointing="full")):
+            divided = (job.tensor, job.pipeline, job.virtual, job.context, job.expert, job.checkpointing)
+            if divided in too_large and job.accumulation > 1:
+                continue
+            candidate = Candidate(
+                choice, names, estimate(job, device), workload.margin, told=told, asked=workload.asked
+            )
+            yield candidate
+            if candidate.fits:
+                break
             too_large.add(divided)
-        yield candidate
 
 
 def _with_one_optimizer(workload: Workload, cluster: Cluster) -> list[Candidate]:
