@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from testing import marks
 from testing.ranks import REPOSITORY
 
 # Tensors as large as gradients and logits are. The first steps find out where they fit; the fewest pages that a later one takes,
@@ -29,11 +30,10 @@ print(kept, min(taken[4:]))
 PAGES = 114 * 2**20 // os.sysconf("SC_PAGE_SIZE")  # of a step
 
 
-@pytest.mark.parametrize("chosen, keeps", [
-    ({}, True),
-    ({"MALLOC_TRIM_THRESHOLD_": "1048576"}, False),
-    ({"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1048576"}, False),
-])  # fmt: skip
+@pytest.mark.parametrize("chosen, keeps", marks.cases(
+    ({}, True), ({"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1048576"}, False),
+    slow=[({"MALLOC_TRIM_THRESHOLD_": "1048576"}, False)],
+))  # fmt: skip
 def test_freed_memory_is_used_again_unless_a_user_has_chosen(chosen, keeps):
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "GLIBC_"))}
     environment = clean | chosen | {"PYTHONPATH": str(REPOSITORY)}

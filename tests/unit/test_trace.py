@@ -21,7 +21,7 @@ from brigade.plan.runs import calibrate
 from brigade.plan.shape.find import described
 from brigade.plan.shape.from_code import shape_from_model
 from brigade.plan.shape.from_config import shape_of
-from testing import stand_ins, traced_model
+from testing import marks, stand_ins, traced_model
 from testing.small_configs import EXPERTS, LENGTH, NEOX, SMALL, SPARSE, config
 from testing.trace_settings import TraceSettings, settings_of
 from testing.traced_model import measure, parameters
@@ -228,8 +228,10 @@ OWN_SIZES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kernels", [frozenset(), FUSED], ids=["torch", "fused"])
-@pytest.mark.parametrize("name", OWN_SIZES)
+@pytest.mark.parametrize("name, kernels", marks.cases(
+    ("shared", frozenset()), ("keys", FUSED), ("experts", FUSED),
+    slow=[("shared", FUSED), ("keys", frozenset()), ("experts", frozenset())],
+))  # fmt: skip
 def test_layers_of_different_sizes_agree(name, kernels):
     """What all layers keep within 4 %, what one needs at its peak within 20 %; windows are hidden by masks, as SDPA has them."""
     document = config("gemma4_text", **GEMMA | OWN_SIZES[name])

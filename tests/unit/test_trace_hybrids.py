@@ -19,7 +19,7 @@ from brigade.plan.shape.built import build, decoder_layers
 from brigade.plan.shape.find import described
 from brigade.plan.shape.lora import all_linears, lora_parameters
 from brigade.train.upstream.experts import beside_mamba
-from testing import traced_model
+from testing import marks, traced_model
 from testing.small_configs import EXPERTS, LENGTH, config
 from testing.trace_settings import TraceSettings, settings_of
 from testing.traced_model import measure, parameters
@@ -48,7 +48,7 @@ HYBRIDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("checkpointing", marks.cases("none", slow=["full"]))
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_layers_of_hybrids_agree(family, checkpointing):
     """The rule and the convolution stand in both for what their kernels keep; a layer by itself takes the most of its kind."""
@@ -83,7 +83,7 @@ def test_products_and_adapters_of_hybrids_are_counted(family):
     assert lora_parameters(shape, 1, "q") == sum(module.in_features + module.out_features for module in named)
 
 
-@pytest.mark.parametrize("targets", ["qkvom", "q"])
+@pytest.mark.parametrize("targets", marks.cases("qkvom", slow=["q"]))
 @pytest.mark.parametrize("family", ["lfm2", "bamba", "jamba", "kimi_linear", "falcon_h1"])
 def test_what_a_hybrid_keeps_with_adapters_agrees(family, targets):
     """In bf16, on all linear layers that take one, or only on queries: the mixers' weights are frozen, and some inputs unread."""
@@ -107,7 +107,7 @@ def test_what_a_hybrid_keeps_with_adapters_agrees(family, targets):
 MIXTURES = {"num_local_experts": 16, "num_experts_per_token": 2, "moe_intermediate_size": 64}
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("checkpointing", marks.cases("full", slow=["none"]))
 def test_kimi_linears_layers_agree(checkpointing):
     """Delta rules with a gate for each channel, latent attention, and mixtures behind one dense layer, which is wider."""
     document = config(
@@ -142,8 +142,9 @@ def test_a_hybrids_mixtures_are_counted():
     assert 8 * activation_bytes(job)[0] == pytest.approx(layers, rel=0.03)
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
-@pytest.mark.parametrize("engine", ["fsdp2", "ddp"])
+@pytest.mark.parametrize("engine, checkpointing", marks.cases(
+    ("ddp", "none"), ("fsdp2", "full"), slow=[("ddp", "full"), ("fsdp2", "none")]
+))  # fmt: skip
 def test_layers_with_a_state_space_beside_attention_agree(engine, checkpointing):
     """Falcon-H1's: each of the two reads a copy of its own, and under autocast multipliers in fp32 widen the space's input."""
     document = config("falcon_h1", **SPACE, mamba_d_ssm=256)
@@ -175,7 +176,9 @@ PATTERNS = {
 }
 
 
-@pytest.mark.parametrize("engine, checkpointing", [("fsdp2", "none"), ("fsdp2", "full"), ("ddp", "none")])
+@pytest.mark.parametrize("engine, checkpointing", marks.cases(
+    ("fsdp2", "full"), ("ddp", "none"), slow=[("fsdp2", "none")]
+))  # fmt: skip
 @pytest.mark.parametrize("name", PATTERNS)
 def test_layers_of_one_part_each_agree(name, engine, checkpointing):
     """Nemotron-H's: each part in the layers that are of it, with one norm, an MLP without a gate, and a router in fp32."""

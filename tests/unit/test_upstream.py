@@ -173,6 +173,7 @@ def test_the_pinned_versions_have_what_we_touch(file, name):
     assert re.search(rf"\b{name}\b", text), "what was it for? brigade/train/upstream/ says"
 
 
+@pytest.mark.slow
 def test_the_installed_versions_have_every_module_and_name_that_is_imported():
     """In a process of its own, for it imports all of them; for other versions: python -m testing.upstream_names"""
     done = run_here([sys.executable, "-m", "testing.upstream_names"], 300)

@@ -10,6 +10,7 @@ import pytest
 from brigade.train.data import prepare as preparing
 from brigade.train.data import rows, stream
 from brigade.train.data.store import IGNORED
+from testing import marks
 from testing.streams import STEP, hold, numbers, until, windows
 
 
@@ -67,8 +68,7 @@ def test_the_folder_is_removed_in_the_end(streamed, source, texts):
     assert not first.folder.exists()
 
 
-@pytest.mark.parametrize("packing", [False, True])
-@pytest.mark.parametrize("step", [2, 11])
+@pytest.mark.parametrize("step, packing", marks.cases((2, True), (11, False), slow=[(2, False), (11, True)]))
 def test_a_continued_stream_has_the_rows_of_the_uninterrupted_one(streamed, source, tmp_path, texts, step, packing):
     sources = [source("a", 50, 0.8), source("b", 9, 0.2)]
     data = {"datasets": sources, "packing": packing, "max_length": 40}
