@@ -278,7 +278,8 @@ class Divided(States):
             size = self.sizes[name] // len(self._parts)
             edges = [(max(start - n * size, 0), min(stop - n * size, size)) for n in range(len(self._parts))]
             pairs = zip(self._parts, edges, strict=True)
-            return torch.cat([part.read(name, key, first, last) for part, (first, last) in pairs if first < last])
+            pieces = [part.read(name, key, first, last) for part, (first, last) in pairs if first < last]
+            return torch.cat(pieces) if pieces else torch.empty(0)
         row = self._whole[name][1]
         first, last, width = start // row, -(-stop // row), row // len(self._parts)
         columns = [part.read(name, key, first * width, last * width).view(-1, width) for part in self._parts]
