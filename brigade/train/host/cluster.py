@@ -53,7 +53,10 @@ class World:
         if parts == 1 or self.replicas > 1:
             return replace(self, replica=0)
         replica, rank = divmod(self.rank, size)
-        before, from_here = min(self.local_rank, rank), min(self.local_size - self.local_rank, size - rank)  # on this host
+        before, from_here = (
+            min(self.local_rank, rank),
+            min(self.local_size - self.local_rank, size - rank),
+        )  # on this host
         first, last = replica * size // self.local_size, ((replica + 1) * size - 1) // self.local_size
         return World(rank, before, size, before + from_here, self.host, self.launcher, last - first + 1, replica)
 
