@@ -17,7 +17,7 @@ PARTS = [WHOLE | {name: WHOLE[name].chunk(2, dim)[part] for name, dim in DIVIDED
 
 class Part(States):
     def __init__(self, tensors):
-        self.tensors, self.moments = tensors, ("exp_avg",)
+        self.tensors = tensors
         self.sizes = {name: tensor.numel() for name, tensor in tensors.items()}
 
     def read(self, name, key, start, stop):
