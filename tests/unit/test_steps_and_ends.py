@@ -109,7 +109,7 @@ def test_a_run_goes_on_at_the_step_of_the_manifest(output, change, taken, odd, l
     assert saved_weights.find(output, on_disk.step_of(folder)) == folder
 
 
-def test_a_named_directory_is_called_what_its_user_likes(output):
+def test_a_named_directory_is_called_what_its_user_likes(output, monkeypatch):
     """A copy that was put aside, say."""
     kept = output / "best"
     rename(8, 8008)(output)
@@ -118,6 +118,8 @@ def test_a_named_directory_is_called_what_its_user_likes(output):
     assert folder == kept
     assert resume.problem_together(run_of(output, str(kept)), folder, [(8, "best")] * 2) is None
     assert manifest.oddity(folder) == "it holds step 8, by its manifest"
+    monkeypatch.chdir(kept)
+    assert chosen(output, ".")[0].name == "best", "a run whose ranks had all chosen a nameless one began anew"
 
 
 def test_a_step_is_named_by_its_manifest(output):

@@ -67,6 +67,7 @@ def choose(
             _check(newest, str(newest), run, base)
         return newest, skipped
     folder = Path(named)
+    folder = folder.resolve() if folder.name in ("", "..") else folder
     number = run.replica.replica
     if number:
         own = folder.parent / f"replica-{number}" / folder.name
