@@ -68,7 +68,7 @@ class Observer:
         """What it says, for messages and files: phase, step, seconds of silence, and whether the process is stopped."""
         page = this_process.heartbeat.page
         phase, step = heartbeat.PHASES[int(page[PHASE])], int(page[STEP])
-        return {"phase": phase, "step": step, "seconds": round(self.silent, 1), "stopped": is_stopped(self.pid)}
+        return {"phase": phase, "step": step, "seconds": round(self.silent, 1), "stopped": bool(stopped_by(self.pid))}
 
 
 def limit(phase: int) -> float:
@@ -104,11 +104,6 @@ def stopped_by(pid: int) -> str:
     except OSError:
         return ""
     return state if state in STOPPED else ""
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process of this host was stopped, by SIGSTOP, Ctrl-Z or a debugger."""
-    return bool(stopped_by(pid))
 
 
 def bytes_moved(pid: int) -> int:

@@ -172,8 +172,9 @@ class TensorDDP(TensorHSDP):
         self.copies = self.averaged_over
 
 
-class DividedExperts(TensorFSDP2):
-    """The same engine for all but the experts, whose tokens travel. Its batches and means stay what they are."""
+class ExpertFSDP2(TensorFSDP2):
+    """The same engine for all but the experts, which are divided, and whose tokens travel. Its batches and means stay what they
+    are."""
 
     def attach(self, trainer: StepContext) -> None:
         axes, plan = self.run.strategy.axes, of_config.plan(trainer.model.config)
@@ -183,13 +184,9 @@ class DividedExperts(TensorFSDP2):
         super().attach(trainer)
 
 
-class ExpertFSDP2(DividedExperts):
-    """Experts are divided, and all else is sharded over all ranks."""
-
-
-class ExpertHSDP(DividedExperts, TensorHSDP):
+class ExpertHSDP(ExpertFSDP2, TensorHSDP):
     """Experts are divided, and all else is sharded within groups of ranks."""
 
 
-class ExpertDDP(DividedExperts, TensorDDP):
+class ExpertDDP(ExpertFSDP2, TensorDDP):
     """Experts are divided, and all else is whole on each rank."""
