@@ -3,6 +3,7 @@
 from pathlib import Path
 from time import monotonic
 
+from ..host import processes
 from . import heartbeat
 from .heartbeat import BEATS, BYTES, LEAST, LONGEST, OF_A_STEP, PHASE, STEP, TIMEOUT
 from .process import this_process
@@ -99,10 +100,7 @@ def may_be_stopped(state: str) -> float:
 
 def stopped_by(pid: int) -> str:
     """Whether a process of this host was stopped: T by SIGSTOP or Ctrl-Z, t by a debugger; else nothing."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
+    state = "".join(processes.status(pid)[:1])
     return state if state in STOPPED else ""
 
 
