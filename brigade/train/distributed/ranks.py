@@ -168,7 +168,7 @@ def fail(
 
 
 def divided_by(peers: Peers) -> None:
-    """Take each replica for a world of its own from here on, until whole_again(). peers: replicas.Peers of this rank"""
+    """Take each replica for a world of its own from here on, until whole_again(). peers: local.peers.Peers of this rank"""
     this_process.peers = peers
 
 

@@ -105,7 +105,7 @@ def restore(state: PowerSGDState, folder: Path, world: World) -> None:
     """Read what save() wrote. With another world size each rank takes the mean of all errors: what counts is their mean
     over ranks, and that stays. A checkpoint of one process has none: it sent nothing.
 
-    Buckets must hold the same parameters in every process, hence DDP with find_unused_parameters (arguments.py): without
+    Buckets must hold the same parameters in every process, hence DDP with find_unused_parameters (arguments()): without
     it, DDP reorders them after a process's first backward pass.
 
     Raises UserError when errors of some ranks are missing.

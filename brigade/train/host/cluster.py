@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 class World:
     """The place of this process among the ranks of the run.
 
-    launcher: "python" (nothing started us), "torchrun", "deepspeed" or "accelerate"; host_count: 0 where the launcher gives none
+    launcher: "python" (nothing started us), "torchrun", "deepspeed", "accelerate" or "environment" (variables of none of these)
+    host_count: 0 where the launcher gives none
     replica: the number of these ranks' replica, where a run has several that train independently (see part())
     replicas: how many an elastic run has, each of which is started by itself (launch/elastic.py); else 1
     """

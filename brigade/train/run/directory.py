@@ -112,7 +112,7 @@ class Run:
 
     From divide() on, where it has several replicas, world is this rank's replica, and
     directory: where that keeps its checkpoints; home: the directory of the whole run
-    peers: the ranks with this one's place in the other replicas (distributed.replicas.Peers)
+    peers: the ranks with this one's place in the other replicas (local.peers.Peers)
     """
 
     settings: Settings
