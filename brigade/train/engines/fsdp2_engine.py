@@ -139,7 +139,8 @@ class TensorFSDP2(FSDP2):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self.copies = run.strategy.replicate
+        # Under DDP a group of the data's ranks is one rank: nothing is sharded.
+        self.copies = self.averaged_over if run.strategy.kind == "ddp" else run.strategy.replicate
 
     def arguments(self) -> Keywords:
         shard = self.averaged_over // self.copies
@@ -161,15 +162,7 @@ class TensorFSDP2(FSDP2):
 
 
 class TensorHSDP(TensorFSDP2, HSDP):
-    """The same with the data's ranks in groups, each of which holds a whole model."""
-
-
-class TensorDDP(TensorHSDP):
-    """The same with groups of one rank: nothing is sharded."""
-
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
-        self.copies = self.averaged_over
+    """The same with the data's ranks in groups, each of which holds a whole model; and DDP."""
 
 
 class ExpertFSDP2(TensorFSDP2):
@@ -185,8 +178,4 @@ class ExpertFSDP2(TensorFSDP2):
 
 
 class ExpertHSDP(ExpertFSDP2, TensorHSDP):
-    """Experts are divided, and all else is sharded within groups of ranks."""
-
-
-class ExpertDDP(ExpertFSDP2, TensorDDP):
-    """Experts are divided, and all else is whole on each rank."""
+    """Experts are divided, and all else is sharded within groups of ranks; or, under DDP, whole on each rank."""
