@@ -33,21 +33,15 @@ def store_of_all() -> Store:
     return this_process.store or _get_default_store()
 
 
-def take_device(world: World) -> bool:
-    """Make this rank's GPU the calling thread's; a thread begins with the first one. Returns whether there is one."""
-    # With fewer GPUs than ranks preflight.check_host says so, and needs a group to say it in; so does devices.check where the
-    # driver is too old: torch counts GPUs by NVML also then (torch/cuda/__init__.py: device_count).
-    device = devices.index(world)
-    if device is None:
-        return False
-    torch.cuda.set_device(device)
-    return True
-
-
 def join(world: World) -> None:
     """Make the group, once all ranks are here. On GPU hosts it has NCCL for GPU tensors and gloo for CPU ones, so that agreement
     between ranks never depends on a healthy NCCL."""
-    backend = "cpu:gloo,cuda:nccl" if take_device(world) else "gloo"
+    # With fewer GPUs than ranks preflight.check_host says so, and needs a group to say it in; so does devices.check where the
+    # driver is too old: torch counts GPUs by NVML also then (torch/cuda/__init__.py: device_count).
+    device = devices.index(world)
+    if device is not None:
+        torch.cuda.set_device(device)  # of this thread: any other one begins with the first GPU
+    backend = "gloo" if device is None else "cpu:gloo,cuda:nccl"
     this_process.agent.note(stage="waiting")
     impatient = threading.Timer(PATIENCE, tell.that_it_waits, [world, PATIENCE, RENDEZVOUS_TIMEOUT])
     impatient.daemon = True
