@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors.tables import Fields
-from ..train.host import files
+from ..train.host import files, processes
 from ..train.host.cache import cache_directory
 
 
@@ -51,6 +51,4 @@ def records() -> list[Fields]:
 
 def born(pid: int) -> int:
     """Return when a process of this host began, 0 where there is none. The number itself may be another process's by now."""
-    with suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    return 0
+    return int("".join(processes.status(pid)[19:20]) or 0)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ..errors import shown
 from ..errors.findings import Finding
 from ..errors.tables import Document
-from ..train.strategy.deepspeed_config import holds, owned_values
+from ..train.strategy.deepspeed_config import holds, offloads_states, owned_values
 from ..train.strategy.ds_keys import as_json, key_table, leaves, value_at
 
 
@@ -63,7 +63,7 @@ def _lines(config: Document, name: str) -> Iterator[Finding]:
 
 def _means(config: Document, value: object, cases: list[Document]) -> str:
     """What this value does, compared with the default: the first case that fits."""
-    offload = value_at(config, "zero_optimization.offload_optimizer.device", "none") != "none"
+    offload = offloads_states(config)
     for case in cases:
         if holds(value, case.get("is", {"not": None})) and case.get("offload", offload) is offload:
             return str(case["means"])

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brigade.errors import UserError
+from brigade.train.distributed import process_group
 from brigade.train.host.cluster import World, world_from_environment
 from brigade.train.recipe.hostfile import read_hostfile
 from testing.shipped import shipped
@@ -28,6 +29,28 @@ def test_world_of_each_launcher(launcher):
     world = world_from_environment(COMMON | LAUNCHERS[launcher])
     assert world == World(5, 1, 8, 4, socket.gethostname(), launcher, world.host_count)
     assert world.hosts == 2 and not world.is_main_rank
+
+
+@pytest.mark.parametrize("told, hosts, numbers, problem", [
+    ({}, "aa", (0, 1), ""),  # both on this host, by hand
+    ({}, "aa", (0, 0), "2 of 2 ranks are here, with LOCAL_RANK 0, 0"),
+    ({}, "ab", (0, 0), "1 of 2 ranks are here, with LOCAL_RANK 0"),
+    ({"LOCAL_WORLD_SIZE": "1"}, "ab", (0, 0), ""),
+    ({"LOCAL_SIZE": "1"}, "ab", (0, 0), ""),
+])  # fmt: skip
+def test_without_a_launcher_nothing_is_assumed_of_the_ranks_of_a_host(
+    told, hosts, numbers, problem, monkeypatch, mistake
+):
+    """Each host would have left half of its files out of a checkpoint."""
+    monkeypatch.setattr("os.environ", told)
+    monkeypatch.setattr("socket.gethostname", lambda: hosts[0])
+    world = world_from_environment({"RANK": "0", "WORLD_SIZE": "2", **told})
+    places = [*zip(hosts, numbers, strict=True)]
+    if problem:
+        said = mistake(process_group._check_places, world, places)
+        assert "host a" in said and problem in said and "LOCAL_WORLD_SIZE for each" in said
+    else:
+        process_group._check_places(world, places)
 
 
 def test_hosts_of_different_sizes_are_counted_by_the_launcher():

@@ -17,7 +17,7 @@ PARTS = [WHOLE | {name: WHOLE[name].chunk(2, dim)[part] for name, dim in DIVIDED
 
 class Part(States):
     def __init__(self, tensors):
-        self.tensors, self.moments = tensors, ("exp_avg",)
+        self.tensors = tensors
         self.sizes = {name: tensor.numel() for name, tensor in tensors.items()}
 
     def read(self, name, key, start, stop):
@@ -32,5 +32,5 @@ def test_any_range_of_the_whole_is_read_from_its_parts(name):
     size = WHOLE[name].numel()
     assert states.sizes[name] == size
     for start in range(size):
-        for stop in range(start + 1, size + 1):
+        for stop in range(start, size + 1):  # a rank may have nothing of it
             assert torch.equal(states.read(name, WEIGHT, start, stop), WHOLE[name].reshape(-1)[start:stop])

@@ -10,6 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from brigade.train.host.hub import OFFLINE, stays_offline
+
 INVALID, NOBODY = "Invalid credentials in Authorization header", "Invalid username or password."
 # owner -> (status, headers) without and with a token
 ANSWERS = {
@@ -154,6 +156,16 @@ def test_offline_and_without_a_network(told):
     (message,) = told("config", [("gated", False)], HF_ENDPOINT=nowhere)
     assert "127.0.0.1 cannot be reached (" in message and "HTTPS_PROXY" in message
     assert "where there is a network" in message
+
+
+@pytest.mark.parametrize("value, offline", [("1", True), ("on", True), ("0", False), ("false", False), ("", False)])
+def test_a_variable_says_offline_as_the_hubs_own_library_reads_it(value, offline, monkeypatch):
+    for name in OFFLINE:
+        monkeypatch.delenv(name, raising=False)
+    for name in OFFLINE:
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert stays_offline() is offline
 
 
 @pytest.mark.slow

@@ -114,8 +114,9 @@ def test_the_ninja_beside_the_interpreter_is_taken_before_a_systems(monkeypatch,
     assert os.environ["PATH"] == before
 
 
-def strategy(ds_config: str) -> Strategy:
+def strategy(ds_config: str, **of_zero: object) -> Strategy:
     content = json.loads((REPOSITORY / "ds_configs" / ds_config).read_text())
+    content["zero_optimization"] |= of_zero
     return Strategy("zero3", ds_config, ds_config, ds_config=content)
 
 
@@ -131,11 +132,13 @@ def test_a_cuda_toolkit_is_wanted_only_for_kernels_of_cuda(monkeypatch, tmp_path
     assert any("nvcc" in problem for problem in lacking) == (cuda and gpu)
 
 
+@pytest.mark.parametrize("offload", [{}, {"offload_optimizer": {"device": "none"}}])
 @pytest.mark.parametrize("ds_config", ["zero1", "zero2", "zero3", "zero3_hpz"])
-def test_without_offload_no_host_needs_a_compiler(monkeypatch, tmp_path, ds_config):
+def test_without_offload_no_host_needs_a_compiler(monkeypatch, tmp_path, ds_config, offload):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "/proc/nowhere")
-    assert list(deepspeed_needs.lacking(strategy(f"{ds_config}.json"), gpu=False)) == []
+    assert list(deepspeed_needs.lacking(strategy(f"{ds_config}.json", **offload), gpu=False)) == []
+    assert deepspeed_needs.uncompiled(strategy(f"{ds_config}.json", **offload)) == []
     kernels.without_shared_memory()
     assert importlib.import_module("deepspeed.comm.torch").build_shm_op() is None
 

@@ -56,8 +56,24 @@ def test_each_rank_knows_its_place():
         (number // 2, number % 2, number % 2, 2, 2) for number in range(8)
     ]
     assert [place.is_main_rank for place in places] == [True] + 7 * [False]
-    wide = ranks(8, 2, 5).part(2)  # a replica on two hosts
-    assert (wide.replica, wide.rank, wide.local_rank, wide.local_size, wide.hosts) == (1, 1, 1, 2, 2)
+
+
+@pytest.mark.parametrize("size, per_host, parts, hosts", [
+    (8, 2, 2, (2, 2)),
+    (6, 3, 3, (1, 2, 1)),  # HSDP's groups: the second has a rank on each host
+    (12, 4, 2, (2, 2)),  # one host is both's
+    (9, 9, 3, (1, 1, 1)),
+])  # fmt: skip
+def test_a_replica_knows_its_ranks_on_each_host(size, per_host, parts, hosts):
+    """The first of them leads there, and all together bring the files of a checkpoint."""
+    places = [ranks(size, per_host, number).part(parts) for number in range(size)]
+    for replica in range(parts):
+        of_replica = [place for place in places if place.replica == replica]
+        assert [place.rank for place in of_replica] == list(range(size // parts))
+        assert {place.hosts for place in of_replica} == {hosts[replica]}
+        for host in dict.fromkeys(place.host for place in of_replica):
+            here = [(place.local_rank, place.local_size) for place in of_replica if place.host == host]
+            assert here == [(number, len(here)) for number in range(len(here))]
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 from brigade.train.distributed import heartbeat
 from brigade.train.distributed import observer as observers
 from brigade.train.distributed import ranks as all_ranks
-from brigade.train.distributed.observer import Observer, is_stopped, limit
+from brigade.train.distributed.observer import Observer, limit, stopped_by
 from brigade.train.distributed.process import this_process
 from brigade.train.host.cluster import World
 from brigade.train.recipe.training_section import TrainingSection
@@ -182,7 +182,7 @@ def test_a_process_that_is_stopped_is_silent_for_too_long_also_where_others_may_
     assert not silent_after(observer, clock, 5) and silent_after(observer, clock, 2), "in mid-run: within seconds"
     process.kill()
     process.wait()
-    assert not is_stopped(process.pid)
+    assert not stopped_by(process.pid)
 
 
 @pytest.mark.parametrize("state, held, late", [("t", 1, False), ("t", 179, False), ("t", 182, True), ("T", 3, False)])

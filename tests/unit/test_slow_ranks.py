@@ -27,10 +27,17 @@ def test_who_waits_for_a_late_rank_in_its_forward_pass_is_not_slow():
     assert [round(score, 1) for score, _ in found] == [1.0, 0.5, 1.0]
 
 
-def test_a_slow_device_shows_where_all_ranks_wait_in_each_layer():
-    found = scores({"data loading": EVEN}, 10.0, [0.002, 0.002, 0.005, 0.0])
-    assert [score for score, _ in found] == [1.0, 1.0, 0.4, 1.0]
-    assert found[2][1] == "its device needs 2.5 times as long as others for the same product"
+@pytest.mark.parametrize("devices, speeds", [
+    ([0.002, 0.002, 0.005, 0.0], [1.0, 1.0, 0.4, 1.0]),
+    ([0.0, 0.0, 0.002, 0.002, 0.004], [1.0, 1.0, 1.0, 1.0, 0.5]),  # those without memory for a product say nothing of the usual
+    ([0.0, 0.001, 0.002, 0.002], [1.0] * 4),
+    ([0.0] * 4, [1.0] * 4),
+])  # fmt: skip
+def test_a_slow_device_shows_where_all_ranks_wait_in_each_layer(devices, speeds):
+    found = scores({"data loading": [1.0] * len(devices)}, 10.0, devices)
+    assert [score for score, _ in found] == speeds
+    for speed, (_, why) in zip(speeds, found, strict=True):
+        assert why == f"its device needs {1 / speed:.1f} times as long as others for the same product"
 
 
 def test_a_device_is_measured():

@@ -31,7 +31,8 @@ def checkpoint(output, step):
 @pytest.fixture
 def output(tmp_path, monkeypatch):
     """A run with checkpoints of steps 4, 8 and 12."""
-    monkeypatch.setattr(resume, "_check", lambda *_: None)
+    for name in ("_check", "_check_run"):
+        monkeypatch.setattr(resume, name, lambda *_: None)
     output = tmp_path / "run"
     output.mkdir()
     (output / runs.RECORD).write_text("training: {max_steps: 12}")
@@ -41,8 +42,14 @@ def output(tmp_path, monkeypatch):
 
 
 def chosen(output, named=None):
+    return resume.choose(run_of(output, named), "", {})
+
+
+def run_of(output, named):
     settings = SimpleNamespace(resume_from_checkpoint=named, fresh=False)
-    return resume.choose(SimpleNamespace(settings=settings, directory=output, own_directory=output), "", {})
+    here = SimpleNamespace(replica=0, size=1, rank=0, local_size=1, local_rank=0)
+    strategy = SimpleNamespace(writes_in_parts="")
+    return SimpleNamespace(settings=settings, directory=output, own_directory=output, replica=here, strategy=strategy)
 
 
 def rename(old, new):
@@ -100,6 +107,19 @@ def test_a_run_goes_on_at_the_step_of_the_manifest(output, change, taken, odd, l
     assert starts.main(output, "slurm-7") == 0, "what a job's script counts"
     assert json.loads((output / starts.FILE).read_text())["step"] == max(steps)
     assert saved_weights.find(output, on_disk.step_of(folder)) == folder
+
+
+def test_a_named_directory_is_called_what_its_user_likes(output, monkeypatch):
+    """A copy that was put aside, say."""
+    kept = output / "best"
+    rename(8, 8008)(output)
+    (output / "checkpoint-8008").rename(kept)
+    folder, _ = chosen(output, str(kept))
+    assert folder == kept
+    assert resume.problem_together(run_of(output, str(kept)), folder, [(8, "best")] * 2) is None
+    assert manifest.oddity(folder) == "it holds step 8, by its manifest"
+    monkeypatch.chdir(kept)
+    assert chosen(output, ".")[0].name == "best", "a run whose ranks had all chosen a nameless one began anew"
 
 
 def test_a_step_is_named_by_its_manifest(output):

@@ -8,7 +8,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from brigade.train.engines.fsdp2_engine import TensorDDP
+from brigade.train.engines.fsdp2_engine import TensorHSDP
 from brigade.train.engines.parallel import tensor, tensor_plan, tensor_trial
 from brigade.train.model import parts
 from brigade.train.model.tiny import shrink
@@ -158,7 +158,7 @@ def test_ddp_between_tensor_groups_shards_nothing(sequence, monkeypatch):
     said = Strategy("ddp", "ddp", "flag", axes=Axes(tensor=2, sequence=sequence))
     training = SimpleNamespace(activation_checkpointing=False, recomputation=Recomputation())
     settings = SimpleNamespace(recipe=SimpleNamespace(training=training))
-    engine = TensorDDP(SimpleNamespace(world=SimpleNamespace(size=8), strategy=said, settings=settings))
+    engine = TensorHSDP(SimpleNamespace(world=SimpleNamespace(size=8), strategy=said, settings=settings))
     mesh = engine.arguments()["parallelism_config"]
     assert (mesh.dp_replicate_size, mesh.dp_shard_size, mesh.tp_size) == (4, 1, 2)
 

@@ -9,16 +9,17 @@ import pytest
 
 from brigade.hosts.job import forwarded
 from brigade.hosts.probing import process_environment
-from brigade.train.distributed import launched, visible
+from brigade.train.distributed import visible
+from brigade.train.host import processes
 from brigade.train.host.cluster import World
 from testing.ranks import REPOSITORY
 
 DEEPSPEED = World(0, 0, 2, 2, "node1", "deepspeed", 1)
 # From a rank upwards: the process that starts ranks, `deepspeed`, and a shell that set a variable of its own meanwhile.
 ABOVE = {
-    101: b"python\0-u\0-m\0deepspeed.launcher.launch\0train.py\0",
-    102: b"/venv/bin/python\0/venv/bin/deepspeed\0--num_gpus\0002\0train.py\0",
-    103: b"bash\0",
+    101: "python\0-u\0-m\0deepspeed.launcher.launch\0train.py\0",
+    102: "/venv/bin/python\0/venv/bin/deepspeed\0--num_gpus\0002\0train.py\0",
+    103: "bash\0",
 }
 
 
@@ -33,9 +34,9 @@ def rank(monkeypatch):
         variables = {visible.VISIBLE: given, visible.ASKED: asked}
         os.environ |= {name: value for name, value in variables.items() if value is not None}
         monkeypatch.setattr(os, "getppid", lambda: 101)
-        monkeypatch.setattr(launched, "parent_of", lambda pid: pid + 1)
-        monkeypatch.setattr(launched, "command_of", lambda pid: ABOVE.get(pid, b""))
-        monkeypatch.setattr(launched, "environment_of", lambda pid: began.get(pid, {}))
+        monkeypatch.setattr(processes, "parent", lambda pid: pid + 1)
+        monkeypatch.setattr(processes, "command", lambda pid: ABOVE.get(pid, "").split("\0"))
+        monkeypatch.setattr(processes, "environment", lambda pid: began.get(pid, {}))
         gpus = visible.settle()
         return gpus, os.environ.get(visible.VISIBLE)
 
@@ -117,10 +118,15 @@ def test_a_process_of_a_run_is_told_what_was_asked_for_here_or_by_its_host(monke
 
 
 def test_a_process_keeps_what_it_began_with(monkeypatch):
-    began = launched.environment_of(os.getpid())
+    began = processes.environment(os.getpid())
     monkeypatch.setenv("PATH", "changed")
-    assert began["PATH"] == launched.environment_of(os.getpid())["PATH"] != "changed"
-    assert b"python" in launched.command_of(os.getpid()) and launched.environment_of(2**22 + 1) == {}
+    assert began["PATH"] == processes.environment(os.getpid())["PATH"] != "changed"
+    assert "python" in processes.command(os.getpid())[0] and processes.parent(os.getpid()) == os.getppid()
+
+
+def test_of_a_process_that_is_gone_nothing_is_known():
+    gone = 2**22 + 1
+    assert (processes.parent(gone), processes.command(gone), processes.environment(gone)) == (0, [], {})
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def rooms(directories: list[str], start: str) -> Facts:
     start: the directory in which ranks start, for what is named from there
     """
     # As brigade/train/host/cache.py has it.
-    cache = Path(start, Path(os.environ.get("BRIGADE_CACHE", CACHE)).expanduser())
+    cache = Path(start, Path(os.environ.get("BRIGADE_CACHE") or CACHE).expanduser())
     path, passed_by = _tmp()
     found = {"cache": room(str(cache)) | {"path": str(cache)}}
     found["tmp"] = room(str(Path(start, path))) | {"path": path and str(Path(start, path)), "passed_by": passed_by}

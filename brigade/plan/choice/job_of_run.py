@@ -12,6 +12,7 @@ from ...train.recipe.objectives import ADAPTERS_OFF, MODEL, PAIRS, objective_of,
 from ...train.recipe.schema import Recipe
 from ...train.strategy import Strategy
 from ...train.strategy.axes import NAMES, Axes
+from ...train.strategy.deepspeed_config import offloads_states
 from ..costs.images import NOT_ASKED, Asked, of_recipe
 from ..costs.job import EAGER, FUSED, Attention, Comparison, Job, Replicas, axis_fields, method_fields
 from ..shape.find import described, named_shape
@@ -159,7 +160,7 @@ def _check(recipe: Recipe, strategy: Strategy, ranks: int, trained: int) -> None
     zero = (strategy.ds_config or {}).get("zero_optimization", {})
     half_of_zeropp = zero.get("zero_quantized_weights", False) != zero.get("zero_quantized_gradients", False)
     hook = training.ddp_comm_hook if ranks > 1 else "none"
-    host_adam, fsdp_offloads = zero.get("offload_optimizer"), strategy.fsdp.get("cpu_offload")
+    host_adam, fsdp_offloads = offloads_states(strategy.ds_config or {}), strategy.fsdp.get("cpu_offload")
     odd_images = recipe.data.images and training.activation_checkpointing not in (True, False)
     lacking = {
         "they are for bf16 and fp16, and this run computes in fp32": not (training.bf16 or training.fp16),

@@ -50,11 +50,9 @@ class Chunks:
         return into.tensor.reshape(-1)[start - first * row : stop - first * row]
 
     def value(self, path: Where) -> float | None:
-        """A number that was saved at `path`, or None where there is none."""
+        """A number that was saved at `path`, by itself and not as a tensor, or None where there is none."""
         if path not in self._key:
             return None
-        if path in self.shapes:
-            return self.read(path, 0, 1).item()
         index, none, into = MetadataIndex(self._key[path]), torch.Size([0]), _Into(torch.empty(0))
         item = ReadItem(LoadItemType.BYTE_IO, index, none, index, none, none)
         self._reader.read_data(LoadPlan([item]), into).wait()

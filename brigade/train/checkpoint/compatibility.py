@@ -58,8 +58,6 @@ def refusal(folder: Path, run: runs.Run) -> tuple[str, str] | None:
         return f"{problem}{optim} {_NOT_BY_ELEMENT.get(optim, _QUANTISES)}", as_before
     if any(swaps_to_nvme(config) for config in (_ds_config(folder), run.strategy.ds_config) if config):
         return f"{problem}states on NVMe lie in each rank's own swap files", as_before
-    if any(folder.glob("pytorch_model_fsdp*.bin")):
-        return f"{problem}only a SHARDED_STATE_DICT of FSDP2 can be resharded", as_before
     return None
 
 

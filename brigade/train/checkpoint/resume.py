@@ -33,7 +33,7 @@ def agree(run: runs.Run, fingerprint: str, base: Mapping[str, str]) -> Choice:
     while True:
         with ranks.agreed(run.world):
             folder, skipped = choose(run, fingerprint, base, damaged)
-        folders = ranks.gather(folder.name if folder else None)
+        folders = ranks.gather((on_disk.step_of(folder), folder.name) if folder else None)
         if not any(folders):
             return None, skipped
         problems = ranks.gather(problem_together(run, folder, folders))
@@ -67,6 +67,7 @@ def choose(
             _check(newest, str(newest), run, base)
         return newest, skipped
     folder = Path(named)
+    folder = folder.resolve() if folder.name in ("", "..") else folder
     number = run.replica.replica
     if number:
         own = folder.parent / f"replica-{number}" / folder.name
@@ -92,15 +93,18 @@ def choose(
     return folder, ()
 
 
-def problem_together(run: runs.Run, folder: Path | None, folders: list[str | None]) -> tuple[str, str] | None:
-    """(checkpoint-N, what is wrong with it) as far as this rank sees; None: nothing. folders: what each rank has chosen
+def problem_together(
+    run: runs.Run, folder: Path | None, folders: list[tuple[int, str] | None]
+) -> tuple[str, str] | None:
+    """(checkpoint-N, what is wrong with it) as far as this rank sees; None: nothing. folders: (step, name) of what each rank has
+    chosen
 
     Engines that write in parts need one directory that all hosts share, and each rank reads its share of the files. Under DDP
     each host may have its own directory: there the ranks of a host share its files.
     """
     if folder is None or None in folders:
         return None  # directory.claim() says on which host there is none
-    oldest = min(map(Path, filter(None, folders)), key=on_disk.step_of).name
+    _, oldest = min(filter(None, folders))
     if folder.name != oldest:
         return folder.name, f"not all hosts have it whole; {oldest} is the newest that they all have"
     size, rank = _readers(run)

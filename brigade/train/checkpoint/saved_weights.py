@@ -49,13 +49,10 @@ def _find(output: Path, step: int | None) -> Path:
         return whole[step]
     problem = unfinished(output)
     if SUCCESS not in problem:  # it has reached its end
-        if not _reader(output):
-            problem = "the run is finished, and its model is gone: no *.safetensors"
+        lacks = f"not whole: {problem}" if _reader(output) else "gone: no *.safetensors"
+        if problem or not _reader(output):
             cure = f"copy it again where it was copied, or take another step: --step N ({steps})"
-            raise UserError(str(output), problem, cure)
-        if problem:
-            cure = f"copy it again where it was copied, or take another step: --step N ({steps})"
-            raise UserError(str(output), f"the run is finished, and its model is not whole: {problem}", cure)
+            raise UserError(str(output), f"the run is finished, and its model is {lacks}", cure)
         return output
     if not whole:
         cure = "wait for its first (save_steps), or start the run's command again"

@@ -32,17 +32,13 @@ WEIGHT = "weight"  # beside the names that the optimizer gives its own: exp_avg,
 
 
 class States:
-    """The states in one checkpoint.
+    """The states in one checkpoint. sizes: elements of each parameter"""
 
-    moments: names of what the optimizer keeps for every element of a parameter; sizes: elements of each parameter
-    """
-
-    moments: tuple[str, ...] = ()
     sizes: Mapping[str, int]
 
     def moments_of(self, name: str) -> tuple[str, ...]:
-        """Return the moments of one parameter, for an optimizer that does not keep the same of all (Muon)."""
-        return self.moments
+        """Names of what the optimizer keeps for every element of a parameter; some keep not the same of all (Muon)."""
+        raise NotImplementedError
 
     def read(self, name: str, key: str, start: int, stop: int) -> Tensor:
         """Elements start..stop of a parameter's WEIGHT (its fp32 master copy) or of one of its moments; 1-D, on the CPU."""
@@ -126,9 +122,6 @@ class _Whole(States):
         self._state = {order[number]: state for number, state in kept["state"].items()}
         names = [name for name in order if name in self._fused or saved_as.get(name, name) in self._file]
         self.sizes = {name: self._weight(name).numel() for name in names}
-        first = next(iter(self._state), None)
-        if first:
-            self.moments = _like(self.sizes[first], self._state[first])
 
     def moments_of(self, name: str) -> tuple[str, ...]:
         return _like(self.sizes[name], self._state.get(name, {}))
@@ -187,9 +180,8 @@ class _Zero(States):
         self._masters = "fp32_flat_groups" if self._each_by_itself else "single_partition_of_fp32_groups"
         self._moments = "optimizer_state_dict" if self._each_by_itself else "base_optimizer_state"
         self.shapes = {name: tuple(shape) for shapes in groups for name, shape in shapes.items()}
-        self._size: dict[str, int] = {}
+        self.sizes: dict[str, int] = {}
         self._place: dict[str, tuple[int, int]] = {}  # name -> group, offset in it
-        self.sizes = self._size
         for number, shapes in enumerate(groups):
             sizes = [shape.numel() for shape in shapes.values()]
             if self._each_by_itself:
@@ -198,20 +190,13 @@ class _Zero(States):
                 paddings = first.get("param_alignment_paddings") or [[0] * len(sizes)] * len(groups)
                 takes = [size + padding for size, padding in zip(sizes, paddings[number], strict=True)]
             for name, size, offset in zip(shapes, sizes, accumulate([0, *takes]), strict=False):
-                self._size[name], self._place[name] = size, (number, offset)
-        state = first[self._moments]["state"]
-        if state:
-            self.moments = self._moments_in(min(state))
+                self.sizes[name], self._place[name] = size, (number, offset)
 
-    def _moments_in(self, number: int) -> tuple[str, ...]:
-        """The moments that a group's parameters have."""
-        first = self._ranks[0]
+    def moments_of(self, name: str) -> tuple[str, ...]:
+        first, number = self._ranks[0], self._place[name][0]
         padding = 0 if self._each_by_itself else first["group_paddings"][number]
         state = first[self._moments]["state"].get(number, {})
         return _like(first[self._masters][number].numel() + padding, state)
-
-    def moments_of(self, name: str) -> tuple[str, ...]:
-        return self._moments_in(self._place[name][0])
 
     def _flat(self, rank: int, number: int, key: str) -> Tensor:
         held = self._ranks[rank]
@@ -260,7 +245,6 @@ class Divided(States):
         self, parts: Sequence[States], whole: Mapping[str, tuple[int, ...]], local: Mapping[str, tuple[int, ...]]
     ):
         self._parts, self._whole = parts, whole
-        self.moments = parts[0].moments
         self.sizes = {name: prod(whole[name]) for name in parts[0].sizes}
         self._along = {
             name: next((n for n, (a, b) in enumerate(zip(local[name], whole[name], strict=True)) if a != b), None)
@@ -278,7 +262,8 @@ class Divided(States):
             size = self.sizes[name] // len(self._parts)
             edges = [(max(start - n * size, 0), min(stop - n * size, size)) for n in range(len(self._parts))]
             pairs = zip(self._parts, edges, strict=True)
-            return torch.cat([part.read(name, key, first, last) for part, (first, last) in pairs if first < last])
+            pieces = [part.read(name, key, first, last) for part, (first, last) in pairs if first < last]
+            return torch.cat(pieces) if pieces else torch.empty(0)
         row = self._whole[name][1]
         first, last, width = start // row, -(-stop // row), row // len(self._parts)
         columns = [part.read(name, key, first * width, last * width).view(-1, width) for part in self._parts]
@@ -313,19 +298,13 @@ class _Sharded(States):
         back = {saved: name for name, saved in saved_as.items()}
         weights = {str(path[1]): shape for path, shape in self._weights.shapes.items()}
         self.sizes = {back.get(name, name): shape.numel() for name, shape in weights.items()}
-        states = [path[2:] for path in self._optimizer.shapes if path[1] == "state"]
-        self._kept = dict[str, list[str]]()
-        for name, key in states:
-            if self._is_like(name, key):
-                self._kept.setdefault(name, []).append(key)
-        self.moments = tuple(dict.fromkeys(key for keys in self._kept.values() for key in keys))
+        self._kept: dict[str, tuple[str, ...]] = {}
+        for (_, part, *path), shape in self._optimizer.shapes.items():
+            if part == "state" and shape and shape.numel() == self.sizes.get(path[0]):
+                self._kept[path[0]] = (*self.moments_of(path[0]), path[1])
 
     def moments_of(self, name: str) -> tuple[str, ...]:
-        return tuple(self._kept.get(name, ()))
-
-    def _is_like(self, name: str, key: str) -> bool:
-        shape = self._optimizer.shapes["optimizer", "state", name, key]
-        return bool(shape) and shape.numel() == self.sizes.get(name)
+        return self._kept.get(name, ())
 
     def read(self, name: str, key: str, start: int, stop: int) -> Tensor:
         if key == WEIGHT:

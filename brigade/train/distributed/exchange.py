@@ -66,14 +66,14 @@ def gather_in_group(value: T, group: ProcessGroup | None = None) -> list[T]:
     # Over gloo where the group has it: NCCL takes tensors of a GPU.
     on_host = "cpu:" in str(dist.get_backend_config(group))
     device = torch.device("cpu") if on_host else torch.device("cuda", torch.cuda.current_device())
+    ranks = dist.get_process_group_ranks(group)
 
     def all_gather(mine: Tensor) -> list[Tensor]:
         mine = mine.to(device)
-        tensors = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+        tensors = [torch.empty_like(mine) for _ in ranks]
         dist.all_gather(tensors, mine, group=group)
         return tensors
 
-    ranks = range(dist.get_world_size()) if group is None else dist.get_process_group_ranks(group)
     return gather(value, all_gather, [f"rank {rank}" for rank in ranks])
 
 

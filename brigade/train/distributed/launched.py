@@ -15,8 +15,8 @@ import struct
 import sys
 import threading
 import time
-from pathlib import Path
 
+from ..host import processes
 from .process import this_process
 
 DOOR = "BRIGADE_DOOR"
@@ -78,43 +78,21 @@ def end_with_launcher() -> None:
         return  # under `launch` the agent sees to it
     launcher = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    started_by = parent_of(launcher)
-    if launcher == 1 and b"python" not in command_of(1):  # gone before we asked; in a container it may be the first
+    started_by = processes.parent(launcher)
+    gone = launcher == 1 and not any(
+        "python" in word for word in processes.command(1)
+    )  # in a container it may be the first
+    if gone:  # before we asked
         os.kill(os.getpid(), signal.SIGKILL)
-    words = {word.rpartition(b"/")[2] for word in command_of(started_by).split(b"\0")}
-    if "CROSS_SIZE" in os.environ and words & {b"deepspeed", b"ds"}:
+    words = {word.rpartition("/")[2] for word in processes.command(started_by)}
+    if "CROSS_SIZE" in os.environ and words & {"deepspeed", "ds"}:
 
         def watch() -> None:
-            while parent_of(launcher) == started_by:  # a process that lost its parent is given another
+            while processes.parent(launcher) == started_by:  # a process that lost its parent is given another
                 time.sleep(1)
             os.kill(os.getpid(), signal.SIGTERM)  # SIGTERM may have ended only `deepspeed`: no step is lost by it
 
         threading.Thread(target=watch, daemon=True).start()
-
-
-def parent_of(pid: int) -> int:
-    """The process that started `pid`; 0 where there is none to see."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
-
-
-def command_of(pid: int) -> bytes:
-    """The words of a process's command, each with a zero byte after it; none where there are none to see."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
-
-
-def environment_of(pid: int) -> dict[str, str]:
-    """The variables with which a process of this user was started; none where there are none to see."""
-    try:
-        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-    except OSError:
-        return {}
-    return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
 
 
 def owner(end: socket.socket) -> int:

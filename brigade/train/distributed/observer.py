@@ -3,6 +3,7 @@
 from pathlib import Path
 from time import monotonic
 
+from ..host import processes
 from . import heartbeat
 from .heartbeat import BEATS, BYTES, LEAST, LONGEST, OF_A_STEP, PHASE, STEP, TIMEOUT
 from .process import this_process
@@ -68,7 +69,7 @@ class Observer:
         """What it says, for messages and files: phase, step, seconds of silence, and whether the process is stopped."""
         page = this_process.heartbeat.page
         phase, step = heartbeat.PHASES[int(page[PHASE])], int(page[STEP])
-        return {"phase": phase, "step": step, "seconds": round(self.silent, 1), "stopped": is_stopped(self.pid)}
+        return {"phase": phase, "step": step, "seconds": round(self.silent, 1), "stopped": bool(stopped_by(self.pid))}
 
 
 def limit(phase: int) -> float:
@@ -99,16 +100,8 @@ def may_be_stopped(state: str) -> float:
 
 def stopped_by(pid: int) -> str:
     """Whether a process of this host was stopped: T by SIGSTOP or Ctrl-Z, t by a debugger; else nothing."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
+    state = "".join(processes.status(pid)[:1])
     return state if state in STOPPED else ""
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process of this host was stopped, by SIGSTOP, Ctrl-Z or a debugger."""
-    return bool(stopped_by(pid))
 
 
 def bytes_moved(pid: int) -> int:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch.distributed as dist
 
 from ...errors import UserError
+from ..host import processes
 from ..upstream import gloo
 from .process import this_process
 
@@ -150,11 +151,8 @@ def _open(place: str) -> tuple[int, int]:
 
 def _began(process: int) -> str:
     """When a process began, in ticks since this host did; "" for one that has ended."""
-    try:
-        words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if words[0] in "ZX" else words[19]
+    words = processes.status(process)
+    return words[19] if words and words[0] not in "ZX" else ""
 
 
 def _own_sockets() -> set[str]:

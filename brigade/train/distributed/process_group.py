@@ -13,8 +13,10 @@ from torch.distributed import Store
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
+from ...errors import UserError
+from ...errors.console import counted
 from ..host.cluster import World
-from . import devices, one_host, supervised, tell
+from . import devices, exchange, one_host, supervised, tell
 from .process import this_process
 
 # How long to wait for all ranks to appear, and then for each other: one may download or tokenise for a long time.
@@ -31,21 +33,15 @@ def store_of_all() -> Store:
     return this_process.store or _get_default_store()
 
 
-def take_device(world: World) -> bool:
-    """Make this rank's GPU the calling thread's; a thread begins with the first one. Returns whether there is one."""
-    # With fewer GPUs than ranks preflight.check_host says so, and needs a group to say it in; so does devices.check where the
-    # driver is too old: torch counts GPUs by NVML also then (torch/cuda/__init__.py: device_count).
-    device = devices.index(world)
-    if device is None:
-        return False
-    torch.cuda.set_device(device)
-    return True
-
-
 def join(world: World) -> None:
     """Make the group, once all ranks are here. On GPU hosts it has NCCL for GPU tensors and gloo for CPU ones, so that agreement
     between ranks never depends on a healthy NCCL."""
-    backend = "cpu:gloo,cuda:nccl" if take_device(world) else "gloo"
+    # With fewer GPUs than ranks preflight.check_host says so, and needs a group to say it in; so does devices.check where the
+    # driver is too old: torch counts GPUs by NVML also then (torch/cuda/__init__.py: device_count).
+    device = devices.index(world)
+    if device is not None:
+        torch.cuda.set_device(device)  # of this thread: any other one begins with the first GPU
+    backend = "gloo" if device is None else "cpu:gloo,cuda:nccl"
     this_process.agent.note(stage="waiting")
     impatient = threading.Timer(PATIENCE, tell.that_it_waits, [world, PATIENCE, RENDEZVOUS_TIMEOUT])
     impatient.daemon = True
@@ -56,8 +52,21 @@ def join(world: World) -> None:
         impatient.cancel()
     # torch's own name for it, which it deprecates where it has the public one.
     (getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout)(COLLECTIVE_TIMEOUT)
+    _check_places(world, exchange.gather_in_group((world.host, world.local_rank)))
     this_process.agent.note(stage="joined")
     this_process.signals.join(lambda by: _tell_that_it_is_ended(world, by))
+
+
+def _check_places(world: World, places: list[tuple[str, int]]) -> None:
+    """Raise UserError where no launcher says how many ranks a host has, and it is not as world_from_environment() takes it: the
+    ranks of a host would leave files of a checkpoint to others that are not there. places: (host, LOCAL_RANK) of each rank"""
+    here = sorted(number for host, number in places if host == world.host)
+    if os.environ.keys() & {"LOCAL_WORLD_SIZE", "LOCAL_SIZE"} or here == [*range(world.local_size)]:
+        return
+    problem = f"{len(here)} of {counted(world.size, 'rank')} are here, with LOCAL_RANK {', '.join(map(str, here))}: "
+    problem += "nobody says how many a host has"
+    cure = "start them by torchrun or `python -m brigade launch`, or export LOCAL_RANK and LOCAL_WORLD_SIZE for each"
+    raise UserError(f"host {world.host}", problem, cure)
 
 
 def _met() -> dict[str, Any]:

@@ -148,7 +148,7 @@ def fail(
     if "killed by signal: Terminated" in str(error):
         time.sleep(2)  # a data reader: who ends those ends this rank as well, in a moment
     this_process.signals.leaving.acquire()  # a rank that was asked to end, and is about to say so, need not say what broke then
-    from . import process_group, tell
+    from . import process_group
 
     first, ended = tell.first_to_fail(process_group.store_of_all(), process_group.ENDED) if _group() else (True, "")
     if first:
@@ -168,7 +168,7 @@ def fail(
 
 
 def divided_by(peers: Peers) -> None:
-    """Take each replica for a world of its own from here on, until whole_again(). peers: replicas.Peers of this rank"""
+    """Take each replica for a world of its own from here on, until whole_again(). peers: local.peers.Peers of this rank"""
     this_process.peers = peers
 
 

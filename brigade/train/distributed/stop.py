@@ -135,11 +135,11 @@ class Signals:
         threading.Thread(target=self._obey, args=(heard, numbers, is_main_rank, launched), daemon=True).start()
 
     def _obey(self, heard: int, numbers: set[int], is_main_rank: bool, launched: bool) -> None:
-        number = self._next(heard, numbers)
-        if self._deadline:
+        number, deadline = self._next(heard, numbers), self._deadline  # the main thread may take it away at any moment
+        if deadline:
             self.ask(number)
             first = last = time.monotonic()
-            patience = min(self._deadline(first, number) - first, LONGEST)
+            patience = min(deadline(first, number) - first, LONGEST)
             more = {"grace": patience + SAVES} if number == signal.SIGINT else {}  # launch knows what others may take
             self.agent.note(asked=self.name_and_times(number), **more)
             # Somebody sits there, and a step may take long. Launch says so itself.
@@ -149,7 +149,7 @@ class Signals:
                     f"\nCtrl-C: this step is finished and a checkpoint saved{at_most}; once more ends the run at once.",
                     file=sys.stderr,
                 )
-            while self._agreed.is_set() or self._deadline is None or time.monotonic() < self._deadline(first, number):
+            while self._agreed.is_set() or self._deadline is None or time.monotonic() < deadline(first, number):
                 again = self._next(heard, numbers, timeout=1.0)
                 if again:
                     if not (launched and time.monotonic() < last + AGAIN):
@@ -194,8 +194,7 @@ class Signals:
 
 def leave_it_to_the_parent() -> None:
     """Let this process, which reads data, end when its parent says so, and not when somebody signals all processes of a job, as
-    Slurm
-    does: the parent needs it until the step is finished."""
+    Slurm does: the parent needs it until the step is finished."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -11,8 +11,8 @@ import os
 from typing import NamedTuple
 
 from ...errors import UserError
+from ..host import processes
 from ..host.cluster import World
-from . import launched
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ASKED = "BRIGADE_VISIBLE_DEVICES"  # VISIBLE as it was where the run was started
@@ -84,11 +84,8 @@ def _where_it_was_started() -> str | None:
     whatever it deletes. None where it was not set."""
     found, process = None, os.getppid()
     for _ in range(_GENERATIONS):
-        words = launched.command_of(process).split(b"\0")
-        if b"deepspeed.launcher.launch" in words or {word.rpartition(b"/")[2] for word in words} & {
-            b"deepspeed",
-            b"ds",
-        }:
-            found = launched.environment_of(process).get(VISIBLE, found)
-        process = launched.parent_of(process)
+        words = processes.command(process)
+        if "deepspeed.launcher.launch" in words or {word.rpartition("/")[2] for word in words} & {"deepspeed", "ds"}:
+            found = processes.environment(process).get(VISIBLE, found)
+        process = processes.parent(process)
     return found

@@ -11,7 +11,7 @@ from ..strategy.axis_keys import DS_KEYS
 from .ddp_engine import DDP
 from .deepspeed_engine import DeepSpeed, TensorDeepSpeed
 from .engine import Engine, Keywords
-from .fsdp2_engine import FSDP2, HSDP, ExpertDDP, ExpertFSDP2, ExpertHSDP, TensorDDP, TensorFSDP2, TensorHSDP
+from .fsdp2_engine import FSDP2, HSDP, ExpertFSDP2, ExpertHSDP, TensorFSDP2, TensorHSDP
 from .parallel import sequence
 from .pipeline_engine import PipelineEngine
 
@@ -31,7 +31,7 @@ DATA: dict[str, type[Engine]] = {
 }
 # ... where tensor groups divide the layers, ...
 TENSOR: dict[str, type[Engine]] = {
-    "ddp": TensorDDP,
+    "ddp": TensorHSDP,
     "zero1": TensorDeepSpeed,
     "zero2": TensorDeepSpeed,
     "zero3": TensorDeepSpeed,
@@ -39,7 +39,7 @@ TENSOR: dict[str, type[Engine]] = {
     "hsdp": TensorHSDP,
 }
 # ... and where groups of ranks divide the experts.
-EXPERTS: dict[str, type[Engine]] = {"ddp": ExpertDDP, "fsdp2": ExpertFSDP2, "hsdp": ExpertHSDP}
+EXPERTS: dict[str, type[Engine]] = {"ddp": ExpertHSDP, "fsdp2": ExpertFSDP2, "hsdp": ExpertHSDP}
 
 
 def engine_of(run: Run) -> Engine:

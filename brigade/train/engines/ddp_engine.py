@@ -93,19 +93,15 @@ def forget(state: PowerSGDState) -> None:
 def save(state: PowerSGDState, folder: Path, world: World) -> None:
     """Write this rank's errors and factors beside its optimizer states. Without them a resumed run forgets the errors
     and sends whole gradients for its first steps: its losses differ (pytorch #75666)."""
-    folder.mkdir(exist_ok=True)
-    ours = f"_of_{world.size}.pt"
-    for old in folder.glob("power_sgd_*.pt"):  # a half-written checkpoint of another world size
-        if not old.name.endswith(ours):
-            old.unlink(missing_ok=True)
-    torch.save({key: getattr(state, key) for key in _MEMORY}, folder / f"power_sgd_{world.rank}{ours}")
+    kept = {key: getattr(state, key) for key in _MEMORY}
+    torch.save(kept, folder / f"power_sgd_{world.rank}_of_{world.size}.pt")
 
 
 def restore(state: PowerSGDState, folder: Path, world: World) -> None:
     """Read what save() wrote. With another world size each rank takes the mean of all errors: what counts is their mean
     over ranks, and that stays. A checkpoint of one process has none: it sent nothing.
 
-    Buckets must hold the same parameters in every process, hence DDP with find_unused_parameters (arguments.py): without
+    Buckets must hold the same parameters in every process, hence DDP with find_unused_parameters (arguments()): without
     it, DDP reorders them after a process's first backward pass.
 
     Raises UserError when errors of some ranks are missing.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...errors.disk import writing
 from ..strategy import Strategy
-from ..strategy.deepspeed_config import is_quantised, swaps_to_nvme
+from ..strategy.deepspeed_config import is_quantised, offloads_states, swaps_to_nvme
 from ..upstream import deepspeed_kernels as kernels
 
 
@@ -20,7 +20,7 @@ def lacking(strategy: Strategy, gpu: bool) -> Iterator[tuple[str, str]]:
     if quantised and not gpu:
         problem = "ZeRO++'s quantised weights and gradients are CUDA kernels, and this host has no GPU"
         yield problem, "use ds_configs/zero3_hpz.json, the part of ZeRO++ that needs none"
-    if swaps or quantised or "offload_optimizer" in config["zero_optimization"]:
+    if swaps or quantised or offloads_states(config):
         from torch.utils.cpp_extension import CUDA_HOME
 
         compiles = "DeepSpeed compiles kernels for this run, and"
@@ -47,6 +47,6 @@ def uncompiled(strategy: Strategy) -> list[str]:
     from deepspeed.git_version_info import installed_ops
 
     config = strategy.ds_config or {}
-    needed = {"cpu_adam": "offload_optimizer" in config["zero_optimization"], "async_io": swaps_to_nvme(config)}
+    needed = {"cpu_adam": offloads_states(config), "async_io": swaps_to_nvme(config)}
     there = {name for name in needed if installed_ops.get(name) or kernels.is_compiled(name)}
     return [name for name, is_needed in needed.items() if is_needed and name not in there]

@@ -139,7 +139,8 @@ class TensorFSDP2(FSDP2):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self.copies = run.strategy.replicate
+        # Under DDP a group of the data's ranks is one rank: nothing is sharded.
+        self.copies = self.averaged_over if run.strategy.kind == "ddp" else run.strategy.replicate
 
     def arguments(self) -> Keywords:
         shard = self.averaged_over // self.copies
@@ -161,19 +162,12 @@ class TensorFSDP2(FSDP2):
 
 
 class TensorHSDP(TensorFSDP2, HSDP):
-    """The same with the data's ranks in groups, each of which holds a whole model."""
+    """The same with the data's ranks in groups, each of which holds a whole model; and DDP."""
 
 
-class TensorDDP(TensorHSDP):
-    """The same with groups of one rank: nothing is sharded."""
-
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
-        self.copies = self.averaged_over
-
-
-class DividedExperts(TensorFSDP2):
-    """The same engine for all but the experts, whose tokens travel. Its batches and means stay what they are."""
+class ExpertFSDP2(TensorFSDP2):
+    """The same engine for all but the experts, which are divided, and whose tokens travel. Its batches and means stay what they
+    are."""
 
     def attach(self, trainer: StepContext) -> None:
         axes, plan = self.run.strategy.axes, of_config.plan(trainer.model.config)
@@ -183,13 +177,5 @@ class DividedExperts(TensorFSDP2):
         super().attach(trainer)
 
 
-class ExpertFSDP2(DividedExperts):
-    """Experts are divided, and all else is sharded over all ranks."""
-
-
-class ExpertHSDP(DividedExperts, TensorHSDP):
-    """Experts are divided, and all else is sharded within groups of ranks."""
-
-
-class ExpertDDP(DividedExperts, TensorDDP):
-    """Experts are divided, and all else is whole on each rank."""
+class ExpertHSDP(ExpertFSDP2, TensorHSDP):
+    """Experts are divided, and all else is sharded within groups of ranks; or, under DDP, whole on each rank."""

@@ -8,6 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from ..upstream import torch_optim
+from .shares import local_part
 
 CHUNK = 2**17  # elements that are in float64 at a time: 1 MiB, which stays in a core's cache
 
@@ -75,7 +76,7 @@ def scale_(gradients: Iterable[torch.Tensor | None], norm: torch.Tensor, max_nor
     alike = defaultdict[Any, list[torch.Tensor]](list)
     for gradient in gradients:
         if gradient is not None:
-            local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+            local = local_part(gradient)
             alike[local.device, local.dtype].append(local)
     for (device, dtype), parts in alike.items():
         torch_optim.scale_(parts, scale.to(device, dtype))

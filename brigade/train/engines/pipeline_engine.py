@@ -21,9 +21,10 @@ from .gradient_clipping import global_norm, scale_
 from .parallel import experts, tensor, tensor_plan, tensor_trial
 from .parallel import pipeline_schedule as schedules
 from .parallel import pipeline_split as splitting
-from .parallel.pipeline import Groups, Pipeline, local
+from .parallel.pipeline import Groups, Pipeline
 from .parallel.pipeline_state import OwnPart, gathered, save_model, save_optimizer
 from .parallel.pipeline_zero1 import Zero1
+from .shares import local_part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -177,7 +178,7 @@ class PipelineEngine(Engine):
                 (each.parameter, each.start, each.stop, piece, 0, None) for each, piece in self.zero1.pieces.items()
             )
         trained = (parameter for parameter in trainer.model.parameters() if parameter.requires_grad)
-        return ((parameter, 0, local(parameter).numel(), parameter, 0, None) for parameter in trained)
+        return ((parameter, 0, local_part(parameter).numel(), parameter, 0, None) for parameter in trained)
 
     def reading(self, source: States, trainer: StepContext) -> States | OwnPart:
         divided = {name: each for name, each in trainer.model.named_parameters() if isinstance(each, DTensor)}

@@ -30,7 +30,7 @@ _WHOLE = "whole"
 def cache_directory(*inside: str) -> Path:
     """Return where derived files lie: $BRIGADE_CACHE or ~/.cache/brigade, or a folder in it. Raises UserError where others could
     have written what is there."""
-    folder = Path(os.environ.get("BRIGADE_CACHE", "~/.cache/brigade")).expanduser()
+    folder = Path(os.environ.get("BRIGADE_CACHE") or "~/.cache/brigade").expanduser()
     for part in ("", *inside):
         folder = folder / part
         _check(folder)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 class World:
     """The place of this process among the ranks of the run.
 
-    launcher: "python" (nothing started us), "torchrun", "deepspeed" or "accelerate"; host_count: 0 where the launcher gives none
+    launcher: "python" (nothing started us), "torchrun", "deepspeed", "accelerate" or "environment" (variables of none of these)
+    host_count: 0 where the launcher gives none
     replica: the number of these ranks' replica, where a run has several that train independently (see part())
     replicas: how many an elastic run has, each of which is started by itself (launch/elastic.py); else 1
     """
@@ -47,13 +48,18 @@ class World:
         return self.replica * self.size + self.rank
 
     def part(self, parts: int) -> "World":
-        """Return the world of this rank's replica, where the ranks are divided, in order, into so many equal parts."""
+        """Return the world of this rank's replica, where the ranks are divided, in order, into so many equal parts: on one host,
+        on some, or on parts of two."""
         size = self.size // parts
         if parts == 1 or self.replicas > 1:
             return replace(self, replica=0)
-        inside = min(size, self.local_size)
-        local_rank = self.local_rank % inside
-        return World(self.rank % size, local_rank, size, inside, self.host, self.launcher, 0, self.rank // size)
+        replica, rank = divmod(self.rank, size)
+        before, from_here = (
+            min(self.local_rank, rank),
+            min(self.local_size - self.local_rank, size - rank),
+        )  # on this host
+        first, last = replica * size // self.local_size, ((replica + 1) * size - 1) // self.local_size
+        return World(rank, before, size, before + from_here, self.host, self.launcher, last - first + 1, replica)
 
 
 # This rank's number on its host, where LOCAL_RANK says which GPU is its: the only one that it sees (step/environment.py).

@@ -8,9 +8,8 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
-from . import control_groups
+from . import control_groups, processes
 
 VARIABLE = "OMP_NUM_THREADS"
 # A word of a launcher's command line; its own flag for the number is a choice of the user's.
@@ -51,17 +50,15 @@ def is_chosen() -> bool:
     """
     if os.environ.get(VARIABLE) != "1":
         return VARIABLE in os.environ
-    with suppress(OSError, ValueError):
-        for pid in _above(os.getpid()):
-            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            if not any(each.startswith(f"{VARIABLE}=".encode()) for each in variables):
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-                return any(map(_CHOSEN.match, words)) or not any(map(_LAUNCHER.search, words))
+    for pid in _above(os.getpid()):
+        if VARIABLE not in processes.environment(pid):
+            words = processes.command(pid)
+            return any(map(_CHOSEN.match, words)) or not any(map(_LAUNCHER.search, words))
     return True
 
 
 def _above(pid: int) -> Iterator[int]:
     """Yield the parent of a process, its parent, and so on."""
     while pid > 1:
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        pid = processes.parent(pid)
         yield pid

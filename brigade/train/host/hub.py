@@ -16,7 +16,8 @@ from ...errors.tables import table
 OFFICIAL = "https://huggingface.co"
 CONNECT = 10.0  # seconds
 OUTPUTS = "outputs/"  # where runs write if nothing else is said
-_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
+_TRUE = {"1", "ON", "YES", "TRUE"}  # as huggingface_hub and datasets read them (huggingface_hub/constants.py: _is_true)
 # Exceptions of huggingface_hub, datasets, httpx and Python that mean that nothing was asked, or nothing came.
 _UNANSWERED = ("LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError", "ConnectError", "ConnectTimeout")
 
@@ -24,6 +25,11 @@ _UNANSWERED = ("LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionErr
 def endpoint() -> str:
     """Return the Hub's address, or that of the mirror that HF_ENDPOINT names."""
     return (os.environ.get("HF_ENDPOINT") or OFFICIAL).rstrip("/")
+
+
+def stays_offline() -> bool:
+    """Return whether the environment tells Hugging Face's libraries to look only into their caches."""
+    return any(os.environ.get(name, "").upper() in _TRUE for name in OFFLINE)
 
 
 @functools.cache
@@ -36,7 +42,7 @@ def hub_is_away() -> str:
     """
     address = urlsplit(endpoint())
     host, port = address.hostname or "", address.port or (80 if address.scheme == "http" else 443)
-    if getproxies() or any(os.environ.get(name) for name in _OFFLINE):
+    if getproxies() or stays_offline():
         return ""
     try:
         socket.create_connection((host, port), CONNECT).close()
@@ -98,7 +104,7 @@ def _case(error: BaseException) -> str:
     if status:
         return "busy" if status == 429 else "fails"
     if set(names) & set(_UNANSWERED):
-        return "no network" if hub_is_away() else "offline" if any(map(os.environ.get, _OFFLINE)) else "no answer"
+        return "no network" if hub_is_away() else "offline" if stays_offline() else "no answer"
     return ""
 
 

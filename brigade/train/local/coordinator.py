@@ -5,7 +5,7 @@
 reads {"replicas", "address", "port", "token", "patience", "start_timeout"} from stdin, says "port N", and ends when stdin ends.
 
 It keeps nothing that the replicas do not also know: if it is killed and started again, it learns from them which of them belong
-together and what was said last. Both sides send lines of JSON that prove who sent them (entrance.py, sealed.py):
+together and what was said last. Both sides send lines of JSON that prove who sent them (entrance.py):
 
     from a replica   hello (replica), what it is (runs, members, last), join, say (seq, payload, admits), leave (finished), beat
     to a replica     result (seq, members, said, joined), lost (replicas), refused (why, cure), beat

@@ -25,10 +25,10 @@ def divide(run: Run) -> Run:
         elastic = ElasticPeers(run.world, _runs(run) if run.world.rank == 0 else {})
         ranks.divided_by(elastic)
         return replace(run, peers=elastic)
-    own = replace(run, world=run.replica, directory=run.own_directory, shared=run.shared or run.replica.hosts == 1)
-    writes = own.world.rank == 0 or (own.world.local_rank == 0 and not own.shared)
+    # Where hosts have directories of their own, each replica lies on one host (directory.claim).
+    own = replace(run, world=run.replica, directory=run.own_directory, shared=True)
     with ranks.agreed(run.world):
-        if own.world.replica and writes:
+        if own.world.replica and own.world.rank == 0:
             own.directory.mkdir(exist_ok=True)
             on_disk.remove_leftovers(own.directory)
             files.write(own.directory / RECORD, files.read(run.directory / RECORD))

@@ -112,7 +112,7 @@ class Run:
 
     From divide() on, where it has several replicas, world is this rank's replica, and
     directory: where that keeps its checkpoints; home: the directory of the whole run
-    peers: the ranks with this one's place in the other replicas (distributed.replicas.Peers)
+    peers: the ranks with this one's place in the other replicas (local.peers.Peers)
     """
 
     settings: Settings
@@ -249,8 +249,8 @@ def claim(run: Run, fingerprint: str, checkpoint: Path | None, model: Document) 
     consistency.check(same, run.world)
     shared = True
     if run.world.size > 1:
-        on_one_host = run.strategy.replicas > 1 and run.replica.size <= run.world.local_size
-        in_parts = "" if on_one_host else run.strategy.writes_in_parts
+        alone = run.strategy.replicas > 1 and all(ranks.gather(run.replica.hosts == 1))  # each replica on its host
+        in_parts = "" if alone else run.strategy.writes_in_parts
         shared = shared_directory.is_shared(run.directory, checkpoint, run.world, in_parts)
     hosts = list(dict.fromkeys(ranks.gather(run.world.host)))
     token = ranks.gather(secrets.token_hex(8))[0]

@@ -88,8 +88,9 @@ def is_named(name: str) -> bool:
 
 
 def named_step(name: str) -> int:
-    """The N of checkpoint-N."""
-    return int(name.rpartition("-")[2])
+    """The N of checkpoint-N; -1 for a directory that a user calls otherwise."""
+    number = name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else -1
 
 
 def remove_leftovers(directory: Path) -> None:

@@ -99,6 +99,11 @@ def swaps_to_nvme(config: Document) -> bool:
     return any(value_at(config, f"zero_optimization.{block}.device") == "nvme" for block in blocks)
 
 
+def offloads_states(config: Document) -> bool:
+    """Whether a ds_config offloads optimizer states, to the host's memory or to NVMe: the device may be "none"."""
+    return value_at(config, "zero_optimization.offload_optimizer.device", "none") != "none"
+
+
 def is_quantised(config: Document) -> bool:
     """ZeRO++'s quantised weights or gradients, whose kernels need CUDA."""
     zero = config["zero_optimization"]

@@ -319,6 +319,3 @@ def forget_step(trainer: Trainer, logged_before: torch.Tensor) -> None:
     trainer._tr_loss.copy_(logged_before)
     trainer._globalstep_last_logged += 1
     trainer._initial_global_step += 1
-
-
-# ---- Accelerate --------------------------------------------------------------------------------------------------

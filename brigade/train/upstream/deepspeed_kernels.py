@@ -78,7 +78,6 @@ def main() -> None:
 
 
 # ---- py-cpuinfo -----------------------------------------------------------------------------------------------------
-# What py-cpuinfo knows of this host's CPU, asked once.
 def ask_cpu_once() -> None:
     """Let py-cpuinfo look at the CPU once in this process and in those that it forks: it takes a second of computing.
 
@@ -92,7 +91,6 @@ def ask_cpu_once() -> None:
 
 
 # ---- locks of kernels that are being compiled -----------------------------------------------------------------------
-# torch's lock of a kernel that is being compiled (torch/utils/file_baton.py): it ends with who holds it.
 LOCAL = {"btrfs", "ext2", "ext3", "ext4", "overlay", "tmpfs", "xfs", "zfs"}  # where all see each other's locks
 HOURS = 1  # after which any other lock is nobody's: a kernel takes minutes
 LOCKED = b"flock\n"  # what the file of a holder who has it locked says

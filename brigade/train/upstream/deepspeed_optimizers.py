@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 
 # ---- the learning rate ----------------------------------------------------------------------------------------------
-# DeepSpeed's optimizers where Transformers takes them for torch's.
 def name_first_rate(learning_rate: float) -> None:
     """Give DeepSpeed's optimizers, which have no `defaults`, the learning rate that polynomial and cosine_with_min_lr read there
     (transformers/optimization.py; deepspeed/runtime/base_optimizer.py: DeepSpeedOptimizer)."""
@@ -24,7 +23,6 @@ def name_first_rate(learning_rate: float) -> None:
 
 
 # ---- steps of Adam on the CPU ---------------------------------------------------------------------------------------
-# Bias correction of DeepSpeedCPUAdam after a resume.
 def repeat_steps(optimizer: torch.optim.Optimizer) -> None:
     """Bring what its C++ keeps of beta^step to where the optimizer's own count of steps is.
 
@@ -43,7 +41,6 @@ def repeat_steps(optimizer: torch.optim.Optimizer) -> None:
 
 
 # ---- states on NVMe -------------------------------------------------------------------------------------------------
-# Resuming optimizer states that ZeRO-3 swapped to NVMe, which DeepSpeed saves whole and loads in part.
 def restore(engine: DeepSpeedEngine, checkpoint: str) -> None:
     """Complete what engine.load_checkpoint(checkpoint) restored of an optimizer whose states lie on NVMe.
 

@@ -169,7 +169,6 @@ def let_swanlab_have_no_run() -> None:
 
 
 # ---- processes that read ahead --------------------------------------------------------------------------------------
-# The processes of torch's DataLoader that read ahead.
 def end_workers(loader: DataLoader) -> None:
     """End them, where a loader has kept some for its next epoch.
 

@@ -108,9 +108,9 @@ def scores(own: Mapping[str, Sequence[float]], seconds: float, devices: list[flo
     """(score, why) of each rank. own: part of a step -> seconds that each rank spent in it, of so many seconds of training;
     devices: seconds of a product, 0: unknown"""
     found = []
-    usual = median_low(devices)
+    usual = median_low([*filter(None, devices)] or [0.0])
     for rank, device in enumerate(devices):
-        speed = min(1.0, usual / device) if device and usual else 1.0
+        speed = min(1.0, usual / device) if device else 1.0
         found.append((speed, f"its device needs {1 / speed:.1f} times as long as others for the same product"))
         for part, of_ranks in own.items():
             late = max(0.0, of_ranks[rank] - median_low(of_ranks)) / max(seconds, 1e-9)

@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from ...errors.console import counted
 from ..distributed import hang_verdict, heartbeat, ranks, tell
-from ..distributed.observer import LOOK, Observer, is_stopped, limit, may_be_stopped, stopped_by
+from ..distributed.observer import LOOK, Observer, limit, may_be_stopped, stopped_by
 from ..distributed.process import this_process
 from ..host import files
 from ..run import events
@@ -189,7 +189,7 @@ class Watch(threading.Thread):
         print(message, file=sys.stderr, flush=True)
         tell.tell_launcher(message.removeprefix("error: ").splitlines()[0])
         for pid in {*self.beside.values(), *(peer.says["pid"] for peer in self.peers.values() if peer.state)}:
-            if is_stopped(pid):
+            if stopped_by(pid):
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
         os._exit(1)

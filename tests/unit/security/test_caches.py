@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from brigade.check.probes import storage
 from brigade.errors import UserError
 from brigade.kernels import proofs
 from brigade.launch import background
@@ -42,6 +43,14 @@ def test_a_cache_is_made_for_its_owner_alone(home):
     made = home.parent, home, home / "digests", home / "prepared", home / "prepared/data"
     assert [mode(path) for path in made] == [0o700] * 5
     assert {mode(path) for path in (home / "digests").iterdir()} == {0o600}
+
+
+def test_an_empty_variable_is_none(home, monkeypatch):
+    """The cache would lie in the working directory."""
+    monkeypatch.setenv("BRIGADE_CACHE", "")
+    usual = Path("~/.cache/brigade").expanduser()
+    assert cache.cache_directory() == usual
+    assert storage.rooms([], "/")["cache"]["path"] == str(usual), "as check sees it on each host"
 
 
 @pytest.mark.parametrize("others", [0o770, 0o707, 0o777])

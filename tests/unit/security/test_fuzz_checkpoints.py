@@ -134,7 +134,7 @@ def use(folder: Path) -> None:
     manifest.other_versions(folder)
     source = states.of_checkpoint(folder, ["weight"], {})
     with states.telling(folder):
-        for key in (states.WEIGHT, *source.moments):
+        for key in (states.WEIGHT, *source.moments_of("weight")):
             source.read("weight", key, 0, 4)
 
 

@@ -16,6 +16,7 @@ from ...distributed.process_group import COLLECTIVE_TIMEOUT
 from ...strategy.axes import Axes
 from ...strategy.axis_keys import groups
 from ...upstream import pipelining
+from ..shares import local_part
 from . import pipeline_schedule as schedules
 from .pipeline_split import Decoder, Part
 
@@ -156,13 +157,13 @@ class Pipeline(nn.Module):
             if isinstance(parameter.grad, DTensor):  # each rank of a tensor group has a part of some norms' gradients
                 parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
         size, experts = dist.get_world_size(self.groups.data), list(filter(self.groups.is_expert, trained))
-        mean_([local(each.grad) for each in trained if not self.groups.is_expert(each)], self.groups.data, size)
+        mean_([local_part(each.grad) for each in trained if not self.groups.is_expert(each)], self.groups.data, size)
         # They are already sums over the batches of the ranks that divide them, and in tensor groups over parts of batches.
         if experts:
-            mean_([local(each.grad) for each in experts], self.groups.same, size)
+            mean_([local_part(each.grad) for each in experts], self.groups.same, size)
         tied = self.tied() if self.groups.ends is not None else None
         if tied is not None and tied.requires_grad:
-            dist.all_reduce(local(tied.grad), group=self.groups.ends)
+            dist.all_reduce(local_part(tied.grad), group=self.groups.ends)
 
     def tied(self) -> nn.Parameter | None:
         """Return the embedding that is also the head's weight, where another rank has it as well; else None."""
@@ -190,11 +191,6 @@ class _Called(nn.Module):
 
     def forward(self, hidden: Tensor | None = None, *, number: int) -> Tensor:
         return self._pipeline[0].computed(self.part, number, hidden)
-
-
-def local(tensor: torch.Tensor) -> Tensor:
-    """Return what this rank has of a tensor, which a tensor group may have divided."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def mean_(tensors: list[Tensor], group: ProcessGroup, size: int) -> None:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ...distributed import exchange
-from .pipeline import in_buckets, local, spread_
+from ..shares import flat, local_part
+from .pipeline import in_buckets, spread_
 from .pipeline_state import DTYPES
 
 
@@ -27,14 +28,14 @@ class Slice(NamedTuple):
 
     def cut(self, tensor: Tensor) -> Tensor:
         """Return these elements of a tensor of the parameter's shape, as a view."""
-        return local(tensor).view(-1)[self.start : self.stop]
+        return flat(tensor)[self.start : self.stop]
 
 
 def slices(parameters: list[nn.Parameter], ranks: int) -> Iterator[Slice]:
     """Yield slices that hold every element once, in order, in shares for so many ranks."""
-    share, begin = -(-sum(local(parameter).numel() for parameter in parameters) // ranks), 0
+    share, begin = -(-sum(local_part(parameter).numel() for parameter in parameters) // ranks), 0
     for parameter in parameters:
-        start, size = 0, local(parameter).numel()
+        start, size = 0, local_part(parameter).numel()
         while start < size:
             owner = (begin + start) // share
             stop = min(size, (owner + 1) * share - begin)
@@ -54,7 +55,7 @@ class Zero1:
         self.optimizer = optimizer
         self.lines = [(list(slices(each, dist.get_world_size(group))), group) for each, group in parameters if each]
         own = (each for line, group in self.lines for each in line if each.owner == dist.get_rank(group))
-        self.pieces = {each: nn.Parameter(each.cut(each.parameter.detach())) for each in own}
+        self.pieces = {each: nn.Parameter(each.cut(each.parameter)) for each in own}
         of_parameter = {each.parameter: piece for each, piece in self.pieces.items()}
         for settings in optimizer.param_groups:
             settings["params"] = [of_parameter[each] for each in settings["params"] if each in of_parameter]
@@ -76,12 +77,12 @@ class Zero1:
         """Send each share of the weights to all ranks of its group. A collective."""
         for line, group in self.lines:
             for owner in range(dist.get_world_size(group)):
-                theirs = [each.cut(each.parameter.detach()) for each in line if each.owner == owner]
+                theirs = [each.cut(each.parameter) for each in line if each.owner == owner]
                 for dtype in dict.fromkeys(tensor.dtype for tensor in theirs):
                     for bucket in in_buckets(tensor for tensor in theirs if tensor.dtype == dtype):
-                        flat = torch.cat(bucket)
-                        dist.broadcast(flat, group_src=owner, group=group)
-                        spread_(flat, bucket)
+                        together = torch.cat(bucket)
+                        dist.broadcast(together, group_src=owner, group=group)
+                        spread_(together, bucket)
 
     def states(self, parameters: Mapping[nn.Parameter, str]) -> dict[str, dict[str, object]]:
         """Return what the optimizer keeps for whole parameters, by these names; each rank has every n-th of them. A
@@ -100,7 +101,7 @@ class Zero1:
                 if value is not None or not dtype:
                     state[key] = torch.tensor(value, dtype=DTYPES[dtype]) if dtype else value
                 else:
-                    here = local(parameter)
+                    here = local_part(parameter)
                     whole = torch.empty(here.numel(), dtype=DTYPES[dtype], device=here.device)
                     for each in shares:
                         if mine and each in self.pieces:
