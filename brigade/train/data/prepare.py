@@ -104,7 +104,7 @@ def _inputs(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[o
     import tokenizers
     import transformers
 
-    data = settings.recipe.data
+    data, model = settings.recipe.data, settings.recipe.model
     sources = _sources(data)
     if data.streaming or data.images or any(source.dataset_name not in (None, BUILT_IN) for source in sources):
         return None
@@ -122,4 +122,5 @@ def _inputs(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[o
         (ENCODING, FORMAT, tokenizers.__version__, transformers.__version__),
         (data.model_dump(), settings.recipe.training.seed, files, objective_of(settings.recipe.training).rows),
         (backend, tokenizer.special_tokens_map, tokenizer.eos_token_id, tokenizer.chat_template),
+        (model.add_tokens, model.add_special_tokens),  # which are meant in all roles, also where the tokenizer has them
     )
