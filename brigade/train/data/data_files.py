@@ -22,7 +22,9 @@ def paths_of(name: str, place: str = "") -> list[Path]:
     Raises UserError at `place` where there are none."""
     if is_remote(name):
         return _downloaded(name, place)
-    matches = sorted(glob.glob(str(Path(name).expanduser()), recursive=True))  # noqa: PTH207
+    pattern = str(Path(name).expanduser())
+    named = glob.escape(pattern), pattern  # a name may have brackets
+    matches = next(filter(None, (sorted(glob.glob(each, recursive=True)) for each in named)), [])  # noqa: PTH207
     return [Path(path) for path in matches] or [find(name, place, "data file")]
 
 
