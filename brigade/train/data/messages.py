@@ -100,8 +100,11 @@ def turns(
     for message in messages:
         turn = _message(message, unread, images)
         last = whole[-1] if whole else {}
-        if _role(message) in CALLS and last.get("role") == "assistant" and last.get("train") == turn.get("train"):
-            whole[-1] = last | {"tool_calls": [*last.get("tool_calls", []), *turn["tool_calls"]]}
+        joins = _role(message) in CALLS and last.get("role") == "assistant" and last.get("train") == turn.get("train")
+        if joins and all(
+            last.get(key) == turn[key] for key in THOUGHTS if turn.get(key)
+        ):  # else turns do not alternate
+            whole[-1] = turn | last | {"tool_calls": [*last.get("tool_calls", []), *turn["tool_calls"]]}
         else:
             whole.append(turn)
     return whole
@@ -168,11 +171,13 @@ def _turns_within(value: Fields, called: str) -> Any:
 def _parts_from_text(text: str) -> list[Fields] | str:
     """Return the parts that a content's text spells, as turns_from_text() does with turns; else the text."""
     parts = _read_list(text) if "type" in text else None
-    if isinstance(parts, list) and all(
-        isinstance(part, dict) and part.get("type") in PARTS and part["type"] in part for part in parts
-    ):
-        return parts
-    return text
+    return parts if isinstance(parts, list) and all(map(_is_part, parts)) else text
+
+
+def _is_part(value: object) -> bool:
+    if not isinstance(value, dict) or value.get("type") not in PARTS:
+        return False
+    return value["type"] in TYPES or not value.keys().isdisjoint(TEXTS)
 
 
 def _read_list(text: str) -> Any:
