@@ -17,6 +17,7 @@ from .keys import says_nothing
 from .layout import TEMPLATES
 from .marks import AS_SAMPLE, Marks
 from .messages import READ, THOUGHTS
+from .probe_tokenizer import words_of
 from .probes import TOOL
 from .rows import BadRow, Message, Tools, Variables
 from .samples import Text
@@ -103,8 +104,8 @@ class Chats:
                 spans = self._turns(text, messages, tools, variables, learned)
             elif learned:
                 spans, said = self.marks.check(messages, tools, variables, learned, text, spans)
-            hidden = [self._without_control_tokens(message) for message in messages]
-            other = self._render(hidden, tools, variables)[0] if hidden != messages else text
+            hidden = self._hidden(messages), self._hidden(tools), self._hidden(variables)
+            other = self._render(*hidden)[0] if hidden != (messages, tools, variables) else text
             unread = (*signs, *self._unread(messages, tools, variables, text), *said)
         except (BadRow, UserError, MemoryError):
             raise
@@ -119,11 +120,9 @@ class Chats:
                 if way not in self._rendered_by:
                     self._rendered_by[way] = self._who_renders(messages, tools, variables, learned)
                 raise error.naming(self._rendered_by[way]) from None
-        asked = answered = 0
-        for message in messages:
-            spelled_out = len(self.control.findall(message["content"]))
-            answered += spelled_out * (message["role"] == "assistant")
-            asked += spelled_out * (message["role"] != "assistant")
+        answers = [message for message in messages if message["role"] == "assistant"]
+        answered = self._spelled_out(answers)
+        asked = self._spelled_out([messages, tools, variables]) - answered
         if not asked or len(other) != len(text):  # a template that reads the content: nothing says what is whose
             whole = Text(text, spans, rendered=True, counts=(thoughts, answered + asked, 0, 0), unread=unread)
         else:
@@ -268,6 +267,9 @@ class Chats:
         for key in sorted(further):
             without = [{name: value for name, value in turn.items() if name != key} for turn in messages]
             if key not in words or self._render(without, tools, variables)[0] == text:
+                if key in ("tools", "functions"):
+                    problem = f"the key {key!r} of a turn holds tools, and the chat template does not read it"
+                    raise BadRow(problem, "write them into a column of the row: tools")
                 unread.append(f"key {key!r} of messages")
         return tuple(unread)
 
@@ -275,11 +277,20 @@ class Chats:
     def _names_in_templates(self) -> list[set[str]]:
         return [set(re.findall(r"\w+", text)) for text in (self.templates.template, self.templates.for_tools())]
 
-    def _without_control_tokens(self, message: Message) -> Message:
-        """Return a message whose special tokens have become HIDDEN, which no template knows; the assistant's as it is."""
-        if message["role"] == "assistant":
-            return message
-        return message | {"content": self.control.sub(lambda match: HIDDEN * len(match[0]), message["content"])}
+    def _hidden(self, value: Any) -> Any:
+        """Return what a row has with special tokens in its texts become HIDDEN, which no template knows; the assistant's turns as
+        they are."""
+        if isinstance(value, str):
+            return self.control.sub(lambda match: HIDDEN * len(match[0]), value)
+        if isinstance(value, list):
+            return [self._hidden(inner) for inner in value]
+        if not isinstance(value, dict) or value.get("role") == "assistant":
+            return value
+        return {self._hidden(key): self._hidden(inner) for key, inner in value.items()}
+
+    def _spelled_out(self, value: Any) -> int:
+        """Return how many special tokens the texts within a value spell out."""
+        return sum(len(self.control.findall(word)) for word in words_of(value))
 
     def _render(
         self, messages: list[Message], tools: Tools | None, variables: Variables | None = None

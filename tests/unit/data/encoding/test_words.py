@@ -202,7 +202,7 @@ def test_a_shape_is_tried_once(chats, monkeypatch):
 
 @pytest.mark.parametrize("turns, problem", [
     ([user("a"), answer("")], "the answer in message 2 is empty"),
-    ([user("a"), answer(" \n\t\u200b\u00ad\u3164\u2800\ufe0f")], "the answer in message 2 is empty"),
+    ([user("a"), answer(" \n\t\u200b\u00ad\u3164\u2800\ufe0f\0\x7f\u202e\U000e0041")], "the answer in message 2 is empty"),
     ([user("a"), answer(""), user("b"), answer("c")], "the answer in message 2 is empty"),
     ([user("a"), answer([{"type": "text", "text": ""}])], "the answer in message 2 is empty"),
     ([user("a"), answer("<think>\n\n</think>\n\n")], "the answer in message 2 is empty"),
@@ -221,6 +221,11 @@ def test_an_empty_answer_that_is_not_learned_is_counted_and_thoughts_that_are_sh
         assert left_out(templates, *turns) == "empty answers, which are not learned"
     assert not left_out(chats("chatml"), user("a"), answer("<think>Hm.</think>"))
     assert not left_out(chats("qwen3"), user("a"), answer("", reasoning_content="Hm."))
+
+
+def test_an_empty_question_is_counted(chats):
+    for question in ("", "\u200b\n"):
+        assert left_out(chats("chatml"), user(question), answer("b")) == "empty questions"
 
 
 # ---- forms -----------------------------------------------------------------------------------------------------------
