@@ -11,7 +11,8 @@ from ...errors.tables import Fields
 from ..recipe.objectives import PAIRS
 from . import verdicts
 from .keys import Columns, Row, blank, says_nothing
-from .messages import NO_ANSWER, THOUGHTS, turns, turns_from_text
+from .messages import THOUGHTS, turns, turns_from_text
+from .order import NO_ANSWER, behind_last_question
 from .rendered import repeats, transcript
 from .rows import BadRow, Message
 from .samples import Templates, Text, chat, exchange, kind_of, pair, question, usual, with_unread
@@ -75,7 +76,7 @@ def _pair(row: Row, unread: set[str], templates: Templates) -> tuple[Text, Text]
             raise _empty(name)
     if worse == "rejected_response" and better == "messages":
         whole = turns(answers[0], unread)
-        begin = _behind_last_question(whole)
+        begin = behind_last_question(whole)
         prompt, answers[0] = whole[:begin], whole[begin:]
     _refuse_transcripts(names, answers, prompt)
     if isinstance(prompt, str) and all(isinstance(answer, str) for answer in answers):
@@ -209,11 +210,6 @@ def _refuse_unlike(ours: list[Message], theirs: list[Message], templates: Templa
     raise BadRow(problem, "write both alike, or remove the key")
 
 
-def _behind_last_question(whole: list[Message]) -> int:
-    """Return the number of the turn after the user's last one; 0 where there is none."""
-    return 1 + max((number for number, turn in enumerate(whole) if turn["role"] == "user"), default=-1)
-
-
 def _undesirable(text: Text) -> Text:
     return replace(text, desirable=False)
 
@@ -242,7 +238,7 @@ def _judged(row: Row, unread: set[str], templates: Templates) -> Text:
     desirable = _label(row)
     if kind == "messages":
         whole = turns(row.get("messages"), unread)
-        begin = _behind_last_question(whole)
+        begin = behind_last_question(whole)
         _refuse_empty(row.name("messages"), whole[begin:])
         text = chat(row, whole, begin, templates)
     else:

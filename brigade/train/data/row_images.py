@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ...errors.tables import Fields
+from ...errors.tables import Document, Fields
 from . import image_columns
-from .image_places import PLACE, may_have_places, place_of, unknown_place
+from .image_places import PLACE, may_have_places, number_in, place_of, unknown_place
 from .images import DROP, MARK, ImageReader, ImageSource
 from .keys import Row, says_nothing
 from .rows import BadRow, Message
@@ -32,11 +32,12 @@ _BOX = re.compile(rf"{_MARKS}|{_FOUR}|{_PAIRS}")
 
 class Place(NamedTuple):
     """A place for an image. own: the image that it has itself; number, at: which of the column's it takes, by a name such as
-    <image_1> or by one of INDICES; none of the three: the next one"""
+    <image_1> or by one of INDICES; none of the three: the next one; part: of the message, where it stands in one"""
 
     own: ImageSource | None = None
     number: int | None = None
     at: int | None = None
+    part: Document = {}
 
 
 class RowImages:
@@ -98,9 +99,8 @@ class RowImages:
         if name:
             problem = f"a part of type {part['type']!r} seems to hold its image under {name!r}, which is not read"
             raise BadRow(problem, 'write {"type": "image", "image": PATH}')
-        self._places.append(
-            Place(at=self._index(next((part[key] for key in INDICES if part.get(key) is not None), None)))
-        )
+        at = self._index(next((part[key] for key in INDICES if part.get(key) is not None), None))
+        self._places.append(Place(at=at, part=part))
         return MARK, {*GIVEN, *INDICES}
 
     def _index(self, value: object) -> int | None:
@@ -174,6 +174,11 @@ class RowImages:
             elsewhere = "; {} in a {!r} turn is none".format(*self._elsewhere) if self._elsewhere else ""
             cure = "give as many places as images, or no places: then all come first"
             raise BadRow(f"{problem}; {self._count()}{elsewhere}", cure)
+        for key in {key for place in places for key in place.part}:
+            numbers = [number for number in (number_in(place.part.get(key)) for place in places) if number is not None]
+            if numbers != sorted(numbers) and {*numbers} in ({*every}, {each + 1 for each in every}):
+                problem = f"places for images have the {key!r} {', '.join(map(str, numbers))}, which may name them"
+                raise BadRow(problem, "give each part the index of its image, counted from 0; or remove that key")
         return every
 
     def refuse_any(self, kind: str) -> None:

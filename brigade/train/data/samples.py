@@ -10,7 +10,8 @@ from .arrow_values import json_or
 from .images import ImageReader, ImageSource
 from .keys import PAIRS, WEIGHT, Columns, Row, blank, names_of, says_nothing
 from .marks import AS_SAMPLE
-from .messages import NO_ANSWER, check_order, turns, turns_from_text, wanted
+from .messages import turns, turns_from_text
+from .order import NO_ANSWER, behind_last_question, check_order, wanted
 from .rendered import repeats
 from .row_images import RowImages
 from .rows import BadRow, Message, Tools, Variables, not_text
@@ -297,7 +298,7 @@ def chat(row: Row, whole: list[Message], begin: int, templates: Templates, image
             raise BadRow(problem, f"keep one of them; to ignore the column: columns: {{ignore: {name}}}")
     check_order(whole)
     if templates.last_turn_only:
-        begin = max([begin, *(number for number, turn in enumerate(whole) if turn["role"] == "user")])
+        begin = max(begin, behind_last_question(whole))
         if not any(turn["role"] == "assistant" for turn in whole[begin:]):
             raise BadRow("no assistant's turn follows the last user's, and train_on_last_turn_only is true", NO_ANSWER)
     tools = tool_definitions(row.get("tools"), row.get("functions"))

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import shown
 from .keys import blank, says_nothing
-from .messages import NO_ANSWER
+from .order import NO_ANSWER
 from .pieces import (
     ARGUMENT,
     CALL,

@@ -13,7 +13,8 @@ from benchmarks.peer_keys import CASES, PREFERENCES
 from brigade.train.data.chat_template import ChatTemplates
 from brigade.train.data.encode import Encoder, LoadedEncoder
 from brigade.train.data.layout import TEMPLATES
-from brigade.train.data.messages import check_order, turns
+from brigade.train.data.messages import turns
+from brigade.train.data.order import check_order
 from brigade.train.data.rows import BadRow, RowChunk
 from brigade.train.data.tool_calls import tool_definitions
 
