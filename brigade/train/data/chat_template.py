@@ -111,10 +111,14 @@ def load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> ChatTempla
     return _keeping(tokenizer, templates, place) if how == KEEP and not templates.no_template else templates
 
 
+def _names() -> list[str]:
+    return sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
+
+
 def file_of(settings: Settings) -> Path | None:
     """Return the file that chat_template names; None for one of ours, or none. Raises UserError where it is not there."""
     name, place = settings.recipe.data.chat_template, settings.place("chat_template")
-    known = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
+    known = _names()
     if not name or name == NONE or name in known:
         return None
     path = find(name, place, f"chat template (or one of: {', '.join(known)})")
@@ -125,8 +129,7 @@ def file_of(settings: Settings) -> Path | None:
 
 def _load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> ChatTemplates:
     name, place = settings.recipe.data.chat_template, settings.place("chat_template")
-    known = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
-    cure = f"set chat_template to one of: {', '.join(known)}, or to a .jinja file"
+    cure = f"set chat_template to one of: {', '.join(_names())}, or to a .jinja file"
 
     def error(problem: str, also: str = "") -> UserError:
         return UserError(place, problem, cure + also)
@@ -135,10 +138,9 @@ def _load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> ChatTempl
         return ChatTemplates("", error("chat_template is none, and the data has chats"), joins=True)
     if not name and not tokenizer.chat_template:
         return ChatTemplates("", error("the tokenizer has no chat template (with generation marks)"), joins=True)
-    unmarked = "has no {% generation %} marks, so no token would be supervised"
-    if name in known:
-        return ChatTemplates((TEMPLATES / f"{name}.jinja").read_text())
     path = file_of(settings)
+    if name and not path:
+        return ChatTemplates((TEMPLATES / f"{name}.jinja").read_text())
     if path:
         try:
             template = text_of(path).removeprefix("\ufeff")  # with which some editors begin a file
@@ -146,7 +148,7 @@ def _load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> ChatTempl
             cure = "write it in UTF-8, as a file that you may read"
             raise UserError(place, f"{name!r} cannot be read: {first_line(why)}", cure) from None
         if not _MARK.search(template):
-            raise error(f"the chat template {unmarked}")
+            raise error("the chat template has no {% generation %} marks, so no token would be supervised")
         return ChatTemplates(template)
     own = tokenizer.chat_template
     named = own if isinstance(own, dict) else {"default": own}

@@ -17,7 +17,6 @@ from .rows import Message, Variables
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_TOKEN = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]")
 _FILE = read_yaml(Path(__file__).with_name("probes.yaml"))
 TOOL = _FILE["tool"]
 PROBES, IMAGE_PROBES = (  # as apply_chat_template takes them
@@ -40,6 +39,16 @@ _VERSIONS: dict[str, list[dict[str, Any]]] = {
     "mistral": [{"version": "v11"}, {"version": "v7"}],
     "qwen3.5": [{"enable_thinking": False}, {"version": "3.6"}],
 }
+
+
+def templates_of_ours() -> dict[str, str]:
+    """Return name -> text of our templates."""
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(TEMPLATES.glob("*.jinja"))}
+
+
+def tokens_in(text: str) -> set[str]:
+    """Return what stands in a template, or in what it writes, in the form of special tokens."""
+    return set(re.findall(r"<[^<>\s]+>|\[[A-Z_/]+\]", text))
 
 
 def own_refuses(tokenizer: "PreTrainedTokenizerBase", template: str) -> str:
@@ -91,9 +100,7 @@ def stand_in(
         return True
 
     # Those that have the most tokens in common come first: to compile one takes longer than to render all probes.
-    texts = {path.stem: path.read_text() for path in sorted(TEMPLATES.glob("*.jinja"))}
-    tokens = set(_TOKEN.findall(own))
-    for name, text in sorted(texts.items(), key=lambda item: len(tokens ^ set(_TOKEN.findall(item[1])))):
+    for name, text in sorted(templates_of_ours().items(), key=lambda item: len(tokens_in(own) ^ tokens_in(item[1]))):
         days = dates if "date_string" in text else []
         for version, date in itertools.product([{}, *_VERSIONS.get(name, [])], [{}, *days]):
             if renders_the_same(text, version | date):

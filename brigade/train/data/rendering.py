@@ -14,14 +14,13 @@ from . import rendered, template_errors, template_forms, thinking, turn_by_turn
 from .chat_template import ChatTemplates, bounded_template, check_length
 from .images import MARK, ImageSource
 from .keys import says_nothing
-from .layout import TEMPLATES
 from .marks import AS_SAMPLE, Marks
 from .messages import READ, THOUGHTS
 from .probe_tokenizer import words_of
-from .probes import TOOL
+from .probes import TOOL, templates_of_ours, tokens_in
 from .rows import BadRow, Message, Tools, Variables
 from .samples import Text
-from .template_forms import ANSWERED, ASKED, Forms
+from .template_forms import ANSWERED, ASKED, CHAT, Forms
 from .words import LeavesOut, Words
 
 ACCOUNTED = READ.union(THOUGHTS)  # keys of messages that are read, or whose words are looked for
@@ -200,7 +199,7 @@ class Chats:
     def around(self) -> tuple[str, str]:
         """What the template writes before a question that is a whole prompt, and behind it, without white space at their ends."""
         with suppress(Exception):
-            prompt = self._render([{"role": "user", "content": ASKED}], None, {"add_generation_prompt": True})[0]
+            prompt = self._render(CHAT[:1], None, {"add_generation_prompt": True})[0]
             before, _, behind = prompt.partition(ASKED)
             return before.strip(), behind.strip()
         return "", ""
@@ -209,8 +208,7 @@ class Chats:
     def end(self) -> str:
         """The special token that the template writes behind an answer; "" where it writes none."""
         with suppress(Exception):
-            turns = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
-            behind = self._render(turns, None)[0].partition(ANSWERED)[2]
+            behind = self._render(CHAT, None)[0].partition(ANSWERED)[2]
             token = self.control.match(behind.lstrip())
             return token[0] if token else ""
         return ""
@@ -228,8 +226,7 @@ class Chats:
     def writes_images(self) -> bool:
         """Whether the template writes the processor's token once for an image: tried on a chat."""
         with suppress(Exception):
-            turns = [{"role": "user", "content": MARK + ASKED}, {"role": "assistant", "content": ANSWERED}]
-            text = self._render(turns, None)[0]
+            text = self._render([CHAT[0] | {"content": MARK + ASKED}, CHAT[1]], None)[0]
             return text.count(self.images.image_token) == 1 and ASKED in text and ANSWERED in text
         return False
 
@@ -317,10 +314,6 @@ class Chats:
         return texts[0], spans[0] if marked else []
 
 
-_MARKER = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]")
-_CHAT = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
-
-
 def fitting(added: Collection[str], variables: dict[str, str]) -> Iterator[tuple[str, str]]:
     """Yield name and text of each template of ours that fits a tokenizer.
 
@@ -328,9 +321,9 @@ def fitting(added: Collection[str], variables: dict[str, str]) -> Iterator[tuple
     """
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    for path in sorted(TEMPLATES.glob("*.jinja")):
-        template, markers = path.read_text(encoding="utf-8"), set[str]()
+    for name, template in templates_of_ours().items():
+        tokens = set[str]()
         with suppress(Exception):  # it writes a first token, say, and the tokenizer has none
-            markers = set(_MARKER.findall(render_jinja_template([_CHAT], chat_template=template, **variables)[0][0]))
-        if markers and markers <= {*added}:
-            yield path.stem, template
+            tokens = tokens_in(render_jinja_template([CHAT], chat_template=template, **variables)[0][0])
+        if tokens and tokens <= {*added}:
+            yield name, template

@@ -44,12 +44,11 @@ class RowImages:
     """The images of one row. whole: all of them, in the order of their places, once finish() is done
 
     Texts go through text(), parts through part(), in the order in which they stand in the row; then finish().
-    said: what is to be said of the row
     """
 
     def __init__(self, row: Row, reader: ImageReader) -> None:
         """Raises BadRow for a column that holds no images."""
-        self.row, self.reader, self.whole, self.said = row, reader, list[ImageSource](), set[str]()
+        self.row, self.reader, self.whole = row, reader, list[ImageSource]()
         self.column, self.given = image_columns.given(row)
         self._places, self._messages = list[Place](), list[Message]()
         self._elsewhere: tuple[str, ...] = ()  # a place in a turn that is no question, and the turn's role
@@ -126,7 +125,7 @@ class RowImages:
         if sum(turn["content"].count(MARK) for turn in messages) != len(self.whole):
             raise BadRow(f"a text has the character U+{ord(MARK):04X}, which stands for images here", "remove it")
         if self.whole and any(_BOX.search(turn["content"]) for turn in messages):
-            self.said.add(BOXES)
+            self.row.said.add(BOXES)
         self._messages = messages
         return messages
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 ASKED, ANSWERED = "Which one?", "That one."
+CHAT: list[Message] = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
 _ARGUMENTS = {"x": "y1"}
 
 
@@ -56,16 +57,16 @@ def tried(render: Callable[[list[Message]], str]) -> Forms:
         return ""
 
     def shows(forms: Forms) -> bool:
-        text = text_of([{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}], forms)
+        text = text_of(CHAT, forms)
         return ASKED in text and ANSWERED in text
 
     lists = not shows(Forms()) and shows(Forms(lists=True))
     call = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": _ARGUMENTS}}
     chat: list[Message] = [
-        {"role": "user", "content": ASKED},
+        CHAT[0],
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "name": "f", "tool_call_id": "call00001", "content": ANSWERED},
-        {"role": "assistant", "content": ANSWERED},
+        CHAT[1],
     ]
     as_object, as_text = (text_of(chat, Forms(lists, json_arguments)) for json_arguments in (False, True))
     written = json.dumps(_ARGUMENTS)
