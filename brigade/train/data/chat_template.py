@@ -1,6 +1,5 @@
 """The chat template of a run. Generation marks say which tokens are the assistant's; without them it is rendered turn by turn."""
 
-import itertools
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -22,7 +21,7 @@ from ..recipe.files import find, text_of
 from ..recipe.settings import Settings
 from . import template_forms
 from .layout import NONE, TEMPLATES, ChatFormat
-from .probes import IMAGE_PROBES, PROBES, TOOL, defaulting, own_refuses, render_probe, stand_in
+from .probes import IMAGE_PROBES, PROBES, TOOL, defaulting, own_refuses, stand_in
 from .rows import BadRow, Message, Variables
 from .thinking import KEEP, SWITCHES, switch
 from .turn_by_turn import try_probes
@@ -227,28 +226,22 @@ def stops(tokenizer: "PreTrainedTokenizerBase", template: str) -> set[int]:
 def _stops(tokenizer: "PreTrainedTokenizerBase", template: str, probes: list[Message]) -> set[int]:
     if not _MARK.search(template):
         return try_probes(tokenizer, template, probes)[0]
+    from transformers.utils.chat_template_utils import render_jinja_template
+
     # Not all_special_ids: a Llama 3 base model's has no <|eot_id|>, with which our template ends a turn.
-    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    longest_first = tuple(sorted(special, key=len, reverse=True))  # one may end another
     ends: set[int] = set()
     forms = template_forms.of_tokenizer(tokenizer, template)
+    how = {"chat_template": template, "return_assistant_tokens_mask": True, **tokenizer.special_tokens_map}
     for probe in probes:
         with suppress(Exception):  # it refuses a system turn, or tools
-            probe = probe | {"conversation": forms.of(probe["conversation"])}
-            check_length(render_probe(tokenizer, probe, chat_template=template) or "", probe)
-            whole = tokenizer.apply_chat_template(
-                **probe,
-                chat_template=template,
-                return_dict=True,
-                return_assistant_tokens_mask=True,
-            )
-            tokens = zip(whole["assistant_masks"], whole["input_ids"], strict=True)
-            turns = [
-                (own, [token for _, token in turn]) for own, turn in itertools.groupby(tokens, lambda pair: pair[0])
-            ]
-            *_, last = (number for number, (own, _) in enumerate(turns) if own)
-            for number, ((own, turn), (_, behind)) in enumerate(itertools.pairwise([*turns, (0, [])])):
-                written = [token for token in turn if own and not tokenizer.decode(token).isspace()]
-                found = special.intersection(written[-1:])  # some templates put a line's end after it
-                # Marks that leave out the token behind the last answer: it is learned all the same (marks.py).
-                ends |= found or special.intersection(behind[:1] if number == last else ())
+            more = {key: probe[key] for key in ("tools", "add_generation_prompt")}
+            (text,), (spans,) = render_jinja_template([forms.of(probe["conversation"])], **how, **more)
+            check_length(text, probe)
+            # Marks that leave out the token behind the last answer: it is learned all the same (marks.py).
+            behind = [token for token in longest_first if text.startswith(token, spans[-1][1])]
+            for begin, end in spans:  # some templates put a line's end after it
+                found = [token for token in longest_first if text[begin:end].rstrip().endswith(token)]
+                ends |= {special[token] for token in (found or (behind if end == spans[-1][1] else []))[:1]}
     return ends

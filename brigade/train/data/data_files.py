@@ -31,13 +31,9 @@ def paths_of(name: str, place: str = "") -> list[Path]:
 def _downloaded(pattern: str, place: str) -> list[Path]:
     """Return local copies of the objects that a URL or a pattern names, in the order of their names. Each version of an object is
     downloaded once to a cache. Raise UserError at `place` where there is none, or where one cannot be downloaded."""
-    fixed, wild = pattern, ""
-    if any(sign in pattern for sign in "*?["):
-        first = min(pattern.index(sign) for sign in "*?[" if sign in pattern)
-        fixed = pattern[:first].rpartition("/")[0]
-        wild = pattern[len(fixed) + 1 :]
-    else:
-        fixed, _, wild = pattern.rpartition("/")
+    first = min((pattern.index(sign) for sign in "*?[" if sign in pattern), default=len(pattern))
+    fixed = pattern[:first].rpartition("/")[0]
+    wild = pattern[len(fixed) + 1 :]
     remote = open_storage(fixed, place)
     with in_words(fixed, place):
         names = sorted(name for name in remote.sizes() if _matches(name, wild))

@@ -1,7 +1,6 @@
 """Chats that are rendered on trial (probes.yaml), and what they tell of chat templates: which of ours renders as a tokenizer's
 own does, and what that one refuses."""
 
-import copy
 import itertools
 import json
 import re
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..recipe.files import read_yaml
 from .layout import TEMPLATES
 from .rows import Message, Variables
+from .template_forms import Forms
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,6 +31,7 @@ PROBES, IMAGE_PROBES = (  # as apply_chat_template takes them
     for name in ("probes", "image_probes")
 )
 
+JSON = Forms(json_arguments=True)
 # Other values that a template of ours may begin with, where it stands in for one of several versions.
 _VERSIONS: dict[str, list[dict[str, Any]]] = {
     "gemma4": [{"version": "small"}],
@@ -83,7 +84,7 @@ def stand_in(
     wanted = [
         (
             render_probe(tokenizer, probe, chat_template=own),
-            render_probe(tokenizer, _with_json_arguments(probe), chat_template=own),
+            render_probe(tokenizer, probe | {"conversation": JSON.of(probe["conversation"])}, chat_template=own),
         )
         for probe in probes
     ]
@@ -117,13 +118,6 @@ def defaulting(variable: tuple[str, object]) -> str:
     """Return a line of a template that gives a variable a value where whoever renders it gives none."""
     name, value = variable
     return f"{{%- set {name} = {name} | default({json.dumps(value)}) -%}}\n"
-
-
-def _with_json_arguments(probe: Message) -> Message:
-    probe = copy.deepcopy(probe)
-    for call in (call for turn in probe["conversation"] for call in turn.get("tool_calls", [])):
-        call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
-    return probe
 
 
 def render_probe(tokenizer: "PreTrainedTokenizerBase", probe: Message, **variables: object) -> str | None:
