@@ -175,7 +175,9 @@ class ImageReader:
             content = given.get("bytes")
             content = _from_base64(content, "bytes") if isinstance(content, str) else content
             if isinstance(content, (bytes, bytearray)):
-                return self._embedded(content, f"the image {given['path']!r}" if given.get("path") else "the image")
+                return self._embedded(
+                    bytes(content), f"the image {given['path']!r}" if given.get("path") else "the image"
+                )
             given = given.get("path") or given.get("url") if content is None else given
         if isinstance(given, (bytes, bytearray)):
             return self._embedded(bytes(given), "the image")

@@ -79,7 +79,7 @@ def _pair(row: Row, templates: Templates) -> tuple[Text, Text]:
     ours, theirs = (_turns(row, answer, "assistant", name) for name, answer in zip(names, answers, strict=True))
     if list(map(_said, ours)) == list(map(_said, theirs)):
         raise BadRow(SAME, DROP)
-    verdicts.check_turns(*names, ours[-1], theirs[-1])
+    verdicts.check_turns(names, ours[-1], theirs[-1])
     before, ours, theirs = _divided(row, prompt, ours, theirs, templates)
     for name, answer in zip(names, (ours, theirs), strict=True):
         _refuse_empty(name, answer)

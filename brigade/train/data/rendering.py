@@ -218,7 +218,7 @@ class Chats:
         """The forms that the templates for chats without and with tools take."""
 
         def form(tools: Tools | None) -> Forms:
-            return template_forms.tried(lambda messages: self._rendered(messages, tools)[0])
+            return template_forms.tried(lambda messages: self._rendered(messages, tools)[0], self.images is not None)
 
         return [form(None), form([TOOL]) if self.templates.error([TOOL]) is None else Forms()]
 

@@ -3,6 +3,7 @@
 import functools
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +73,12 @@ def check(row: Row, better: str, worse: str) -> None:
             verdicts.read(name, "side", value)
 
 
-def check_turns(better: str, worse: str, ours: Document, theirs: Document) -> None:
+def check_turns(names: Sequence[str], ours: Document, theirs: Document) -> None:
     """Raise BadRow where a number that stands in a turn of both answers, as a score, does not say that the first one is better.
 
-    better, worse: names of their columns
+    names: of their columns
     """
+    better, worse = names
     for key in ours.keys() & theirs.keys():
         words, one, other = frozenset(_words(key)), _number(ours[key]), _number(theirs[key])
         if one is None or other is None or _RATES.isdisjoint(words) or not _measures(words):

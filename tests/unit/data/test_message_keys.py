@@ -201,6 +201,11 @@ def test_tools_of_a_turn_are_refused_where_the_template_does_not_read_them(encod
     assert f"the key {key!r} of a turn holds tools" in error.args[0]
     row["messages"][0][key] = []
     assert not encode(row).bad
+    ((_, error),) = encode({"messages": [QUESTION, answer()], "tool_schemas": [{"name": "f"}]}).bad
+    assert "holds definitions of tools" in error.args[0] and "columns: {tools: tool_schemas}" in error.args[1]
+    for bad in (0, "0", False):
+        ((_, error),) = encode({"prompt": "q", "completion": "a", "kto_tag": bad}).bad
+        assert "says that the answer is a bad one" in error.args[0]
 
 
 def test_a_refusal_stands_beside_a_content_that_is_null():

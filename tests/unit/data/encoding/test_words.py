@@ -176,6 +176,12 @@ def test_thoughts_in_another_format_are_counted(chats, template, own):
     assert left_out(chats("chatml", how="cut"), user("a"), answer("<reasoning>Hm.</reasoning>b"))
     twice = answer("b", **{"reasoning_content" if own else "thinking": f"{own or '<think>'}\nHm."})
     assert "where the chat template writes its own" in left_out(chats(template), user("a"), twice)
+    if own:
+        both = f"<{own[1:-1]}>Hm.</{own[1:-1]}>b"
+        assert "thoughts in a key and at the beginning" in left_out(
+            chats(template), user("a"), answer(both, reasoning_content="Oh.")
+        )
+        assert not left_out(chats(template), user("a"), answer(both))
     meant = chats(template, own_tokens=("<|begin_of_thought|>",))
     assert not left_out(meant, user("a"), answer("<|begin_of_thought|>Hm. b"))
 
@@ -243,6 +249,15 @@ def test_a_template_that_reads_lists_of_parts_alone_gets_lists(chats):
     text = convert({"messages": [user("Where?"), answer("Here.")]}, {}, chats(LISTS))
     assert text.text == "<user>Where?</s><assistant>Here.</s>"
     assert [text.text[begin:end] for begin, end in text.spans] == ["Here.</s>"]
+
+
+@pytest.mark.parametrize("template", [LISTS, "chatml"])
+def test_a_letter_that_stands_for_images_elsewhere_is_a_letter_without_them(chats, template):
+    """Fonts of symbols put theirs there, and web pages hold them."""
+    turns = [user("a\ue001b"), answer("c\ue001")]
+    assert (
+        not left_out(chats(template), *turns) and "a\ue001b" in convert({"messages": turns}, {}, chats(template)).text
+    )
 
 
 @pytest.mark.parametrize("template", [CONCATENATES, WRITES_REPR])
