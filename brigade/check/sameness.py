@@ -4,7 +4,7 @@ import re
 import secrets
 import shlex
 import sys
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -13,7 +13,6 @@ from pathlib import Path
 from ..errors.tables import table
 from ..errors.versions import FILES, pins
 from ..hosts.job import Job
-from ..train.recipe.data_section import Source
 from ..train.recipe.files import REPOSITORY
 from .checks import LEVELS, Facts, Hosts, Level, Result, check, most_common, sound
 from .findings import fault
@@ -43,8 +42,7 @@ def paths_of(job: Job | None) -> dict[str, str]:
     if job is None:
         return path_of
     data, model = job.settings.recipe.data, job.settings.recipe.model
-    sources: Sequence[Source] = data.datasets or [data]
-    for source in sources:
+    for source in data.sources:
         for name in filter(None, (source.train_file, source.validation_file)):
             path_of[f"data {name}"] = _as_ranks(re.split(r"[^/]*[*?\[]", name)[0] or ".")  # of a pattern the directory
     if _is_folder(model.model_name_or_path):

@@ -14,6 +14,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 from brigade.errors import UserError
 from brigade.train import upstream
 from brigade.train.model import adapters
+from brigade.train.model.base_weights import weight_files
 from brigade.train.model.load import load_base, materialise, weights
 from brigade.train.model.location import load_config
 from brigade.train.model.tiny import shrink, with_short_spans
@@ -56,6 +57,12 @@ def test_weights_that_are_only_there_in_pytorchs_format_are_downloaded_and_loade
     made.save_pretrained(hub)  # and beside safetensors they are left where they are
     (Path(folder) / "pytorch_model.bin").unlink()
     assert {path.suffix for path in Path(weights(settings, config)).iterdir()} == {".json", ".safetensors"}
+
+
+def test_a_single_file_goes_before_an_index_as_in_transformers(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "of an earlier save.safetensors"}}')
+    assert weight_files(tmp_path) == [tmp_path / "model.safetensors"]
 
 
 def test_making_random_weights_leaves_the_configuration_as_it_was(hub, own_cache):

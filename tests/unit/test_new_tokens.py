@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from brigade.errors import UserError
 from brigade.plan.choice.job_of_recipe import job_of
 from brigade.train.data.encode import LoadedEncoder
+from brigade.train.data.prepare import prepare
 from brigade.train.data.rows import RowChunk
 from brigade.train.data.tokenise import encoder_of
 from brigade.train.model import adapters, load
@@ -212,6 +213,21 @@ def test_the_recipes_own_tokens_are_meant_in_all_roles(settings_of, folder):
         assert not found.bad and found.tokens.tolist().count(number) == count, found.bad or row
         assert found.samples["plain"].tolist() == [0] and found.samples["control"].tolist() == [0]
         assert not any("read as letters" in words for words in itertools.chain(*found.unread))
+
+
+def test_a_token_that_is_there_and_that_the_recipe_adds_makes_other_data(settings_of, tmp_path):
+    """Spelled out by a user it is a text, unless the recipe says that it is meant."""
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"prompt": "<|im_start|> is what?", "completion": "a"}) + "\n")
+    words = ["--chat_template", "tulu", "--dataset_name", "null", "--train_file", str(file), "--validation_file"]
+    (tmp_path / "held.jsonl").write_text('{"prompt": "b", "completion": "c"}\n')
+    counts = []
+    for more in ([], ["--add_special_tokens", "<|im_start|>"]):
+        settings = settings_of("llama", *words, str(tmp_path / "held.jsonl"), *more)
+        tokenizer = load_tokenizer(settings, 4096)
+        number = tokenizer.convert_tokens_to_ids("<|im_start|>")
+        counts.append(prepare(settings, tokenizer).train[0]["input_ids"].tolist().count(number))
+    assert counts == [0, 1]
 
 
 @pytest.mark.parametrize("words, named", [

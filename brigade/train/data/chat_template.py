@@ -1,6 +1,5 @@
 """The chat template of a run. Generation marks say which tokens are the assistant's; without them it is rendered turn by turn."""
 
-import itertools
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -22,7 +21,7 @@ from ..recipe.files import find, text_of
 from ..recipe.settings import Settings
 from . import template_forms
 from .layout import NONE, TEMPLATES, ChatFormat
-from .probes import IMAGE_PROBES, PROBES, TOOL, defaulting, own_refuses, render_probe, stand_in
+from .probes import IMAGE_PROBES, PROBES, TOOL, defaulting, own_refuses, stand_in
 from .rows import BadRow, Message, Variables
 from .thinking import KEEP, SWITCHES, switch
 from .turn_by_turn import try_probes
@@ -111,10 +110,14 @@ def load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> ChatTempla
     return _keeping(tokenizer, templates, place) if how == KEEP and not templates.no_template else templates
 
 
+def _names() -> list[str]:
+    return sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
+
+
 def file_of(settings: Settings) -> Path | None:
     """Return the file that chat_template names; None for one of ours, or none. Raises UserError where it is not there."""
     name, place = settings.recipe.data.chat_template, settings.place("chat_template")
-    known = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
+    known = _names()
     if not name or name == NONE or name in known:
         return None
     path = find(name, place, f"chat template (or one of: {', '.join(known)})")
@@ -125,8 +128,7 @@ def file_of(settings: Settings) -> Path | None:
 
 def _load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> ChatTemplates:
     name, place = settings.recipe.data.chat_template, settings.place("chat_template")
-    known = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
-    cure = f"set chat_template to one of: {', '.join(known)}, or to a .jinja file"
+    cure = f"set chat_template to one of: {', '.join(_names())}, or to a .jinja file"
 
     def error(problem: str, also: str = "") -> UserError:
         return UserError(place, problem, cure + also)
@@ -135,10 +137,9 @@ def _load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> ChatTempl
         return ChatTemplates("", error("chat_template is none, and the data has chats"), joins=True)
     if not name and not tokenizer.chat_template:
         return ChatTemplates("", error("the tokenizer has no chat template (with generation marks)"), joins=True)
-    unmarked = "has no {% generation %} marks, so no token would be supervised"
-    if name in known:
-        return ChatTemplates((TEMPLATES / f"{name}.jinja").read_text())
     path = file_of(settings)
+    if name and not path:
+        return ChatTemplates((TEMPLATES / f"{name}.jinja").read_text())
     if path:
         try:
             template = text_of(path).removeprefix("\ufeff")  # with which some editors begin a file
@@ -146,7 +147,7 @@ def _load(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> ChatTempl
             cure = "write it in UTF-8, as a file that you may read"
             raise UserError(place, f"{name!r} cannot be read: {first_line(why)}", cure) from None
         if not _MARK.search(template):
-            raise error(f"the chat template {unmarked}")
+            raise error("the chat template has no {% generation %} marks, so no token would be supervised")
         return ChatTemplates(template)
     own = tokenizer.chat_template
     named = own if isinstance(own, dict) else {"default": own}
@@ -225,28 +226,22 @@ def stops(tokenizer: "PreTrainedTokenizerBase", template: str) -> set[int]:
 def _stops(tokenizer: "PreTrainedTokenizerBase", template: str, probes: list[Message]) -> set[int]:
     if not _MARK.search(template):
         return try_probes(tokenizer, template, probes)[0]
+    from transformers.utils.chat_template_utils import render_jinja_template
+
     # Not all_special_ids: a Llama 3 base model's has no <|eot_id|>, with which our template ends a turn.
-    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    longest_first = tuple(sorted(special, key=len, reverse=True))  # one may end another
     ends: set[int] = set()
     forms = template_forms.of_tokenizer(tokenizer, template)
+    how = {"chat_template": template, "return_assistant_tokens_mask": True, **tokenizer.special_tokens_map}
     for probe in probes:
         with suppress(Exception):  # it refuses a system turn, or tools
-            probe = probe | {"conversation": forms.of(probe["conversation"])}
-            check_length(render_probe(tokenizer, probe, chat_template=template) or "", probe)
-            whole = tokenizer.apply_chat_template(
-                **probe,
-                chat_template=template,
-                return_dict=True,
-                return_assistant_tokens_mask=True,
-            )
-            tokens = zip(whole["assistant_masks"], whole["input_ids"], strict=True)
-            turns = [
-                (own, [token for _, token in turn]) for own, turn in itertools.groupby(tokens, lambda pair: pair[0])
-            ]
-            *_, last = (number for number, (own, _) in enumerate(turns) if own)
-            for number, ((own, turn), (_, behind)) in enumerate(itertools.pairwise([*turns, (0, [])])):
-                written = [token for token in turn if own and not tokenizer.decode(token).isspace()]
-                found = special.intersection(written[-1:])  # some templates put a line's end after it
-                # Marks that leave out the token behind the last answer: it is learned all the same (marks.py).
-                ends |= found or special.intersection(behind[:1] if number == last else ())
+            more = {key: probe[key] for key in ("tools", "add_generation_prompt")}
+            (text,), (spans,) = render_jinja_template([forms.of(probe["conversation"])], **how, **more)
+            check_length(text, probe)
+            # Marks that leave out the token behind the last answer: it is learned all the same (marks.py).
+            behind = [token for token in longest_first if text.startswith(token, spans[-1][1])]
+            for begin, end in spans:  # some templates put a line's end after it
+                found = [token for token in longest_first if text[begin:end].rstrip().endswith(token)]
+                ends |= {special[token] for token in (found or (behind if end == spans[-1][1] else []))[:1]}
     return ends

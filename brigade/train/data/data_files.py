@@ -22,20 +22,18 @@ def paths_of(name: str, place: str = "") -> list[Path]:
     Raises UserError at `place` where there are none."""
     if is_remote(name):
         return _downloaded(name, place)
-    matches = sorted(glob.glob(str(Path(name).expanduser()), recursive=True))  # noqa: PTH207
+    pattern = str(Path(name).expanduser())
+    named = glob.escape(pattern), pattern  # a name may have brackets
+    matches = next(filter(None, (sorted(glob.glob(each, recursive=True)) for each in named)), [])  # noqa: PTH207
     return [Path(path) for path in matches] or [find(name, place, "data file")]
 
 
 def _downloaded(pattern: str, place: str) -> list[Path]:
     """Return local copies of the objects that a URL or a pattern names, in the order of their names. Each version of an object is
     downloaded once to a cache. Raise UserError at `place` where there is none, or where one cannot be downloaded."""
-    fixed, wild = pattern, ""
-    if any(sign in pattern for sign in "*?["):
-        first = min(pattern.index(sign) for sign in "*?[" if sign in pattern)
-        fixed = pattern[:first].rpartition("/")[0]
-        wild = pattern[len(fixed) + 1 :]
-    else:
-        fixed, _, wild = pattern.rpartition("/")
+    first = min((pattern.index(sign) for sign in "*?[" if sign in pattern), default=len(pattern))
+    fixed = pattern[:first].rpartition("/")[0]
+    wild = pattern[len(fixed) + 1 :]
     remote = open_storage(fixed, place)
     with in_words(fixed, place):
         names = sorted(name for name in remote.sizes() if _matches(name, wild))

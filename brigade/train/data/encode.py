@@ -196,10 +196,10 @@ class LoadedEncoder:
 
     def _trimmed(self, text: Text) -> Text:
         """Return a text without the white space around a first and an end token of its own, as chat templates write behind it."""
-        whole = text.text
+        whole, (first, end) = text.text, self.own_words
         front, behind = len(whole) - len(whole.lstrip()), len(whole.rstrip())
-        front = front if front and whole.startswith(self.first_words, front) else 0
-        behind = behind if whole.endswith(self.end_words, 0, behind) else len(whole)
+        front = front if front and whole.startswith(first, front) else 0
+        behind = behind if whole.endswith(end, 0, behind) else len(whole)
         if (front, behind) == (0, len(whole)):
             return text
         spans = [(max(begin - front, 0), min(stop, behind) - front) for begin, stop in text.spans]
@@ -218,14 +218,10 @@ class LoadedEncoder:
         return bare.ids[: own[0]], bare.ids[own[-1] + 1 :]
 
     @functools.cached_property
-    def first_words(self) -> tuple[str, ...]:
-        """What the tokenizer adds before a text, where that is something."""
-        return tuple(str(self.tokenizer.id_to_token(number)) for number in self.around[0][:1])
-
-    @functools.cached_property
-    def end_words(self) -> tuple[str, ...]:
-        """What ends a text."""
-        return () if self.encoder.end is None else (str(self.tokenizer.id_to_token(self.encoder.end)),)
+    def own_words(self) -> list[tuple[str, ...]]:
+        """The token that the tokenizer adds before a text, and the one that ends a text; () where there is none."""
+        ends = [] if self.encoder.end is None else [self.encoder.end]
+        return [tuple(map(str, map(self.tokenizer.id_to_token, ids))) for ids in (self.around[0][:1], ends)]
 
     def _encodings(
         self, rows: list[tuple[int, tuple[Text, ...] | BadRow | None]], chunk: Chunk

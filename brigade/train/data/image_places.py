@@ -24,8 +24,8 @@ _DIGITS = re.compile(r"\d+")
 # What may be a place in a spelling that nobody here knows, but for closing tags.
 _MAYBE = re.compile(
     r"<\|?(?! )[\w :#-]{0,40}(?:image|img|picture|photo|vision|media)[\w :#-]{0,40}\|?>|\{\{\s*(?:image|img)\w*\s*\}\}|"
-    r"<\|?(?:boi|pic|visual|vis_start)(?:[ _:#-]?\d{1,3})?\|?>|\$(?:image|img|picture)\w{0,20}\$|"
-    r"\b(?:image|img)_placeholder\b",
+    r"<\|?(?:boi|im|pic|visual|vis_start)(?:[ _:#-]?\d{1,3})?\|?>|([$#%])(?:image|img|picture)\w{0,20}\1|"
+    r"&lt;(?:image|img)\w{0,20}&gt;|\b(?:image|img)_placeholder\b",
     re.IGNORECASE,
 )
 _OTHERS = rf"(?:<\|?vision_start\|?>)?<\|?(?:video|audio)[ _-]?(?:{_PART}|\d{{1,3}})?\|?>(?:<\|?vision_end\|?>)?"
@@ -53,6 +53,12 @@ def place_of(found: re.Match[str]) -> tuple[str, int | None] | None:
     return path, int(number[0]) if number else None
 
 
+def number_in(value: object) -> int | None:
+    """Return a number, or the only one in a text, as in image_2; None for anything else."""
+    found = _DIGITS.findall(value) if isinstance(value, str) else [value]
+    return int(found[0]) if len(found) == 1 and isinstance(found[0], (int, str)) else None
+
+
 def is_named_as_image(text: str) -> bool:
     """Whether a text is an image: a path or an address that ends as those of images do, or a data: URL of one."""
     if text.startswith("data:image/"):
@@ -64,7 +70,7 @@ def unknown_place(text: str, paths: Iterable[str]) -> str:
     """Return what may be an image's place in a spelling that is not known, and is no pair of tags; or where HTML, Markdown or a
     forum's markup shows the image of one of these paths. "": there is none."""
     for path in paths:
-        shows = rf"(?:\]\(|\bsrc\s*=\s*[\"']?|\[img\])\s*{re.escape(path)}"
+        shows = rf"(?:\]\(|\bsrc\s*=\s*[\"']?|\[img\]|<)\s*{re.escape(path)}"
         shown = re.search(shows, text, re.IGNORECASE) if path in text else None
         if shown:
             return shown[0]

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -95,10 +95,8 @@ class StoredImages:
 
     def changed(self) -> ImageSource | None:
         """Return the first file that is no longer what was prepared, or cannot be read; None where there is none."""
-        return next((image for image in self._files() if not image.is_unchanged()), None)
-
-    def _files(self) -> Iterator[ImageSource]:
-        return (self._image(int(number)) for number in np.flatnonzero(self._table["is_file"]))
+        files = (self._image(int(number)) for number in np.flatnonzero(self._table["is_file"]))
+        return next((image for image in files if not image.is_unchanged()), None)
 
     def digest(self) -> str:
         """Return what identifies the content of all images, and the sizes in which they are read; not where they lie."""

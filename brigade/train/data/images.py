@@ -173,10 +173,12 @@ class ImageReader:
         Raises BadRow, naming it, for one that is missing, broken, animated or too large."""
         if isinstance(given, dict):
             content = given.get("bytes")
-            if content is not None:
-                content = _from_base64(content, "bytes") if isinstance(content, str) else content
-                return self._embedded(content, f"the image {given['path']!r}" if given.get("path") else "the image")
-            given = given.get("path") or given.get("url")
+            content = _from_base64(content, "bytes") if isinstance(content, str) else content
+            if isinstance(content, (bytes, bytearray)):
+                return self._embedded(
+                    bytes(content), f"the image {given['path']!r}" if given.get("path") else "the image"
+                )
+            given = given.get("path") or given.get("url") if content is None else given
         if isinstance(given, (bytes, bytearray)):
             return self._embedded(bytes(given), "the image")
         if not isinstance(given, str) or not given:

@@ -36,7 +36,7 @@ class JsonLines(Files):
             with path.open("rb") as file:
                 while begin < total:
                     file.seek(min(begin + rows.CHUNK_BYTES, total))
-                    _rest_of_line(file, path)
+                    _pass_line(file, path)
                     end = file.tell()
                     yield _Lines(path, begin, end, (number, end))
                     begin = end
@@ -75,15 +75,14 @@ class _Lines:
                 yield number, BadRow(problem, "fix or delete that line")
 
 
-def _rest_of_line(file: IO[bytes], path: Path) -> bytes:
-    """Read the rest of a line. Raises UserError with the line's number where that is longer than any row."""
+def _pass_line(file: IO[bytes], path: Path) -> None:
+    """Go to the end of a line. Raises UserError with the line's number where that is longer than any row."""
     begin = file.tell()
     line = file.readline(ROW_BYTES)
     if len(line) == ROW_BYTES and not line.endswith(NEWLINE):
         number = Where(str(path), begin, of_lines=True).row(0)
         problem = f"the line is longer than {ROW_BYTES // 2**20} MiB (ROW_BYTES in brigade/train/host/limits.py)"
         raise UserError(f"{path}, line {number}", problem, "divide that row, or write one object a line")
-    return line
 
 
 def _json_problem(error: Exception) -> str:

@@ -19,7 +19,8 @@ WEIGHT = "weight"
 IMAGES = ("images", "image")  # columns with images, which are read with data.images
 # White space, and characters that show nothing: without a width, soft hyphens, fillers of Hangul and Braille.
 _BLANK = re.compile(
-    r"[\s\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0]*"
+    r"[\s\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800"
+    r"\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff]*"
 )
 
 

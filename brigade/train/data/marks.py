@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from ...errors import UserError
 from ...errors.tables import Fields
 from .messages import THOUGHTS
+from .order import behind_last_question
 from .rows import BadRow, Message, Tools, Variables
 from .turn_by_turn import SHOWN, difference
 
@@ -217,9 +218,9 @@ def _thoughts(message: Message) -> tuple[tuple[str, bool], ...]:
 def _kind_of(messages: list[Message], number: int, tools: bool, variables: Variables) -> Kind:
     message, behind = messages[number], messages[number + 1 :]
     asked = any(turn["role"] == "user" for turn in behind)
-    question = max((turn for turn in range(number) if messages[turn]["role"] == "user"), default=-1)
-    loop = [turn for turn in messages[question + 1 : number] if turn["role"] == "assistant"]
-    earlier = [turn for turn in messages[: max(question, 0)] if turn["role"] == "assistant"]
+    begin = behind_last_question(messages[:number])
+    loop = [turn for turn in messages[begin:number] if turn["role"] == "assistant"]
+    earlier = [turn for turn in messages[:begin] if turn["role"] == "assistant"]
     place = EARLIER if asked else WITHIN if behind else LAST
     of_last = place == LAST  # what stands before another turn is of no matter
     return Kind(

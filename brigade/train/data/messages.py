@@ -4,7 +4,7 @@ import ast
 import functools
 import json
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
@@ -37,10 +37,8 @@ _MAY_FLAG = re.compile(r"(?:(?<![a-zA-Z])|(?<=[a-z])(?=[A-Z]))(?i:(?:un)?(?:trai
 READ = frozenset(("role", "from", "content", "value", "tool_calls", "function_call", *FLAGS))
 SAID = frozenset(("content", "value", "tool_calls", "function_call"))
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # Transformers gives templates each as the first two
-MAY_FOLLOW = {"user": ("assistant",), "assistant": ("user", "tool"), "tool": ("tool", "assistant")}
 PARTS = ("text", *TYPES)  # types of a content's parts
 TEXTS = ("text", "value", "content")  # keys of a part that is a text
-NO_ANSWER = "add the answer, or drop the row"
 LISTS = ("messages", "conversations", "conversation")  # under which an object holds its turns
 # Keys beside them of a whole row; a request to a model has others.
 OF_ROWS = frozenset(("id", "idx", "source", "system", "tools", "functions", "images", "metadata"))
@@ -56,31 +54,6 @@ _PYTHON = re.compile(
     r"""(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|\b(?P<constant>True|False|None)\b|(?P<gap>\}\s+(?=\{))|\barray\(|,\s*dtype=object\)"""
 )
 _CONSTANTS = {"True": "true", "False": "false", "None": "null"}
-
-
-def check_order(messages: list[Message]) -> None:
-    """Raise BadRow for turns that do not alternate, results in another order than their calls, and a chat without an answer."""
-    before, asked, places = "", list[object](), list[int]()
-    for number, message in enumerate(messages, 1):
-        role = message["role"]
-        if role in ("system", "developer"):
-            if number > 1:
-                raise BadRow(f"message {number} is a {role} turn", "a system turn can only be the first")
-            continue
-        if role not in MAY_FOLLOW.get(before, ("user", "assistant")):
-            then, start = " or ".join(MAY_FOLLOW.get(before, ("user",))), before or "the start"
-            problem = f"roles do not alternate: message {number} is {role!r} after {start!r}"
-            raise BadRow(problem, f"after {start} comes {then}: join or drop turns")
-        before = role
-        if role == "assistant":
-            asked, places = [call["id"] for call in message.get("tool_calls", ()) if "id" in call], []
-        elif message.get("tool_call_id") in asked:
-            places.append(asked.index(message.get("tool_call_id")))
-            if places != sorted(places):
-                problem = f"message {number} is the result of an earlier call than the one before it (tool_call_id)"
-                raise BadRow(problem, "give results in the order of their calls")  # most templates write no ids
-    if not any(message["role"] == "assistant" for message in messages):
-        raise BadRow("a dialogue without an assistant turn, so nothing is supervised", NO_ANSWER)
 
 
 def turns(
@@ -100,8 +73,11 @@ def turns(
     for message in messages:
         turn = _message(message, unread, images)
         last = whole[-1] if whole else {}
-        if _role(message) in CALLS and last.get("role") == "assistant" and last.get("train") == turn.get("train"):
-            whole[-1] = last | {"tool_calls": [*last.get("tool_calls", []), *turn["tool_calls"]]}
+        joins = _role(message) in CALLS and last.get("role") == "assistant" and last.get("train") == turn.get("train")
+        if joins and all(
+            last.get(key) == turn[key] for key in THOUGHTS if turn.get(key)
+        ):  # else turns do not alternate
+            whole[-1] = turn | last | {"tool_calls": [*last.get("tool_calls", []), *turn["tool_calls"]]}
         else:
             whole.append(turn)
     return whole
@@ -168,11 +144,13 @@ def _turns_within(value: Fields, called: str) -> Any:
 def _parts_from_text(text: str) -> list[Fields] | str:
     """Return the parts that a content's text spells, as turns_from_text() does with turns; else the text."""
     parts = _read_list(text) if "type" in text else None
-    if isinstance(parts, list) and all(
-        isinstance(part, dict) and part.get("type") in PARTS and part["type"] in part for part in parts
-    ):
-        return parts
-    return text
+    return parts if isinstance(parts, list) and all(map(_is_part, parts)) else text
+
+
+def _is_part(value: object) -> bool:
+    if not isinstance(value, dict) or value.get("type") not in PARTS:
+        return False
+    return value["type"] in TYPES or not value.keys().isdisjoint(TEXTS)
 
 
 def _read_list(text: str) -> Any:
@@ -331,6 +309,7 @@ def _joined(parts: list[object], role: str, unread: set[str], images: RowImages 
                 raise not_text(f"a part of the content of {role!r}", written, "give each part a text")
             text = written if images is None else images.text(written, ROLES[role])
             read.update(TEXTS)
+        keys.MESSAGES.refuse(part, f"in a part of a {role!r} turn, the key", but=read)
         texts.append(text)
         flags.append(_flags(part, role, "a part of a {} turn"))
         unread |= {f"key {key!r} of parts" for key in part.keys() - read if not keys.says_nothing(part[key])}
@@ -340,10 +319,3 @@ def _joined(parts: list[object], role: str, unread: set[str], images: RowImages 
         raise BadRow(problem, "whole turns are learned or not: flag all parts of a turn alike, or remove the flags")
     of_parts = {name.replace(" ", " of parts ", 1): learned for flag in flags for name, learned in flag.items()}
     return "".join(texts), of_parts
-
-
-def wanted(messages: list[Message], begin: int) -> Iterable[bool]:
-    """Yield for each of the assistant's turns whether it is learned: from message `begin` on, unless a flag says otherwise."""
-    for number, turn in enumerate(messages):
-        if turn["role"] == "assistant":
-            yield number >= begin and turn.get("train", True)

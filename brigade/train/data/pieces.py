@@ -143,10 +143,7 @@ def _leaves(value: object, depth: int = 0) -> Iterator[tuple[str, str]]:
 
 def _of_tools(tools: Tools | None) -> Iterator[Piece]:
     for tool in tools or ():
-        function = tool.get("function", tool)
-        if not isinstance(function, dict):
-            continue
-        wrapped = "function" in tool
+        function, wrapped = tool.get("function", tool), "function" in tool
         for key in "name", "description":
             words = function.get(key)
             if isinstance(words, str) and words.strip():

@@ -2,7 +2,7 @@
 
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 
 from ...errors import UserError
 from ...errors.tables import Fields
-from ..recipe.data_section import DataSection, Source
+from ..recipe.data_section import DataSection
 from ..recipe.settings import Settings
 from .builtin import BUILT_IN, TRAIN
 from .data_files import paths_of
@@ -21,9 +21,8 @@ from .rows import Where
 
 def files_of(data: DataSection) -> list[str]:
     """Return the training files of all sources, in order, and last the built-in one. Raises UserError where a name has none."""
-    sources: Sequence[Source] = data.datasets or [data]
-    files = [path for source in sources if source.train_file for path in paths_of(source.train_file)]
-    built_in = [TRAIN] if any(source.dataset_name == BUILT_IN for source in sources) else []
+    files = [path for source in data.sources if source.train_file for path in paths_of(source.train_file)]
+    built_in = [TRAIN] if any(source.dataset_name == BUILT_IN for source in data.sources) else []
     return [str(path) for path in (*files, *built_in)]
 
 

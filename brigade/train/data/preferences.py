@@ -11,7 +11,8 @@ from ...errors.tables import Fields
 from ..recipe.objectives import PAIRS
 from . import verdicts
 from .keys import Columns, Row, blank, says_nothing
-from .messages import NO_ANSWER, THOUGHTS, turns, turns_from_text
+from .messages import THOUGHTS, turns, turns_from_text
+from .order import NO_ANSWER, behind_last_question
 from .rendered import repeats, transcript
 from .rows import BadRow, Message
 from .samples import Templates, Text, chat, exchange, kind_of, pair, question, usual, with_unread
@@ -36,20 +37,13 @@ DROP = "drop the row"
 def convert(content: object, columns: Columns, templates: Templates, rows: str) -> tuple[Text, ...]:
     """Return the answers of a row, each after its prompt and the only supervised part of its text: the better and the
     worse one (PAIRS); the one that is labelled, or both of a pair (JUDGED). Raises BadRow."""
-    row, unread = _row(content, columns, rows), set[str]()
-    texts = _pair(row, unread, templates) if _is_pair(row, rows) else (_judged(row, unread, templates),)
-    row.refuse_leftover()
-    return with_unread(texts[0], row, unread.union(*(text.unread for text in texts))), *texts[1:]
-
-
-def _row(content: object, columns: Columns, rows: str) -> Row:
     if not isinstance(content, dict):
         raise BadRow(f"not an object of columns: {repr(content)[:60]}", WRITE_A_PAIR)
-    return Row(_flat(content), columns, rows)
-
-
-def _is_pair(row: Row, rows: str) -> bool:
-    return rows == PAIRS or any(not says_nothing(row.content.get(row.name(key))) for key in BETTER)
+    row = Row(_flat(content), columns, rows)
+    is_pair = rows == PAIRS or any(not says_nothing(row.content.get(row.name(key))) for key in BETTER)
+    texts = _pair(row, templates) if is_pair else (_judged(row, templates),)
+    row.refuse_leftover()
+    return with_unread(row, *texts), *texts[1:]
 
 
 def _flat(content: Fields) -> Fields:
@@ -61,7 +55,7 @@ def _flat(content: Fields) -> Fields:
 
 
 # ---- pairs -----------------------------------------------------------------------------------------------------------
-def _pair(row: Row, unread: set[str], templates: Templates) -> tuple[Text, Text]:
+def _pair(row: Row, templates: Templates) -> tuple[Text, Text]:
     """Return the better answer and the worse one of a row."""
     better, worse = _columns_of_pair(row)
     verdicts.check(row, row.name(better), row.name(worse))
@@ -69,23 +63,24 @@ def _pair(row: Row, unread: set[str], templates: Templates) -> tuple[Text, Text]
     names = [row.name(better), row.name(worse)]
     prompt, *answers = (turns_from_text(row.get(key), row.name(key)) for key in (asked, better, worse))
     if asked == "messages" and not says_nothing(prompt):
-        prompt = turns(prompt, unread)
+        prompt = turns(prompt, row.said)
     for name, answer in zip(names, answers, strict=True):
         if answer is None or (isinstance(answer, str) and blank(answer)):
             raise _empty(name)
     if worse == "rejected_response" and better == "messages":
-        whole = turns(answers[0], unread)
-        begin = _behind_last_question(whole)
+        whole = turns(answers[0], row.said)
+        begin = behind_last_question(whole)
         prompt, answers[0] = whole[:begin], whole[begin:]
     _refuse_transcripts(names, answers, prompt)
     if isinstance(prompt, str) and all(isinstance(answer, str) for answer in answers):
         _refuse_repeated(prompt, answers)
-        first, second = (exchange(row, prompt, answer, unread, templates, learns_history=False) for answer in answers)
+        first, second = (exchange(row, prompt, answer, templates, learns_history=False) for answer in answers)
         return first, _undesirable(second)
-    ours, theirs = (_turns(answer, "assistant", unread, name) for name, answer in zip(names, answers, strict=True))
+    ours, theirs = (_turns(row, answer, "assistant", name) for name, answer in zip(names, answers, strict=True))
     if list(map(_said, ours)) == list(map(_said, theirs)):
         raise BadRow(SAME, DROP)
-    before, ours, theirs = _divided(row, prompt, ours, theirs, unread, templates)
+    verdicts.check_turns(names, ours[-1], theirs[-1])
+    before, ours, theirs = _divided(row, prompt, ours, theirs, templates)
     for name, answer in zip(names, (ours, theirs), strict=True):
         _refuse_empty(name, answer)
     _refuse_repeated(before[-1]["content"], [answer[0]["content"] for answer in (ours, theirs)])
@@ -119,14 +114,14 @@ def _no_pair(row: Row) -> BadRow:
     return BadRow(f"no better and worse answer here, only {there}", cure)
 
 
-def _turns(value: object, role: str, unread: set[str], called: str) -> list[Message]:
+def _turns(row: Row, value: object, role: str, called: str) -> list[Message]:
     """Return a text, a message or a list of messages as turns. role: of the turn that a text becomes; called: the column"""
     value = {"role": role, "content": value} if isinstance(value, str) else value
-    return turns([value] if isinstance(value, dict) else value, unread, called)
+    return turns([value] if isinstance(value, dict) else value, row.said, called)
 
 
 def _divided(
-    row: Row, prompt: object, better: list[Message], worse: list[Message], unread: set[str], templates: Templates
+    row: Row, prompt: object, better: list[Message], worse: list[Message], templates: Templates
 ) -> tuple[list[Message], list[Message], list[Message]]:
     """Return the prompt's turns, and those of each answer after it.
 
@@ -143,7 +138,7 @@ def _divided(
             problem = "chosen and rejected are answers, and no column says what was asked"
             raise BadRow(problem, f"give a prompt or messages, or name yours: columns: {{prompt: {name}}}")
         asked = question(row, prompt) if isinstance(prompt, str) else prompt
-        return _turns(asked, "user", unread, "prompt"), better, worse
+        return _turns(row, asked, "user", "prompt"), better, worse
     turns_of_both = zip(better, worse, strict=False)
     shorter = min(len(better), len(worse))
     same = next((n for n, (ours, theirs) in enumerate(turns_of_both) if _said(ours) != _said(theirs)), shorter)
@@ -159,7 +154,7 @@ def _divided(
     if isinstance(prompt, str):
         begins = asked_first.strip() == question(row, prompt).strip()
     else:
-        given = _turns(prompt, "user", unread, "prompt")
+        given = _turns(row, prompt, "user", "prompt")
         begins = list(map(_said, before[: len(given)])) == list(map(_said, given))
     if not begins:
         problem = "the chats chosen and rejected do not begin with the row's prompt"
@@ -208,11 +203,6 @@ def _refuse_unlike(ours: list[Message], theirs: list[Message], templates: Templa
     raise BadRow(problem, "write both alike, or remove the key")
 
 
-def _behind_last_question(whole: list[Message]) -> int:
-    """Return the number of the turn after the user's last one; 0 where there is none."""
-    return 1 + max((number for number, turn in enumerate(whole) if turn["role"] == "user"), default=-1)
-
-
 def _undesirable(text: Text) -> Text:
     return replace(text, desirable=False)
 
@@ -229,7 +219,7 @@ def _empty(name: str) -> BadRow:
 
 
 # ---- judged answers --------------------------------------------------------------------------------------------------
-def _judged(row: Row, unread: set[str], templates: Templates) -> Text:
+def _judged(row: Row, templates: Templates) -> Text:
     """Return the answer of a row that is labelled good or bad: its completion, or what follows the last user's turn of its
     messages."""
     kind = kind_of(row)
@@ -240,16 +230,16 @@ def _judged(row: Row, unread: set[str], templates: Templates) -> Text:
         )
     desirable = _label(row)
     if kind == "messages":
-        whole = turns(row.get("messages"), unread)
-        begin = _behind_last_question(whole)
+        whole = turns(row.get("messages"), row.said)
+        begin = behind_last_question(whole)
         _refuse_empty(row.name("messages"), whole[begin:])
         text = chat(row, whole, begin, templates)
     else:
         completion = row.get("completion")
         if completion is not None:
             name = row.name("completion")
-            _refuse_empty(name, _turns(turns_from_text(completion, name), "assistant", unread, name))
-        text = pair(row, unread, templates, learns_history=False)
+            _refuse_empty(name, _turns(row, turns_from_text(completion, name), "assistant", name))
+        text = pair(row, templates, learns_history=False)
     return text if desirable else _undesirable(text)
 
 

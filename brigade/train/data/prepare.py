@@ -5,7 +5,6 @@ makes a new cache, changing none reads the old one.
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,7 +71,7 @@ def prepare(settings: Settings, tokenizer: "PreTrainedTokenizerBase", images: Im
     facts = json.loads((folder / META).read_text())
     heldout = {
         name: Samples(folder, f"heldout-{number}", _most_evaluated(data, source), rows, data.max_length)
-        for number, (name, source) in enumerate(zip(known["sources"], _sources(data), strict=True))
+        for number, (name, source) in enumerate(zip(known["sources"], data.sources, strict=True))
     }
     train: Any
     if data.streaming:
@@ -80,10 +79,6 @@ def prepare(settings: Settings, tokenizer: "PreTrainedTokenizerBase", images: Im
     else:
         train = Samples(folder, "train", None, rows, data.max_length)
     return Prepared(train, heldout, known["fingerprint"], facts, ChatFormat(**known["chat_format"]), folder, images)
-
-
-def _sources(data: DataSection) -> Sequence[Source]:
-    return data.datasets or [data]
 
 
 def _most_evaluated(data: DataSection, source: Source) -> int | None:
@@ -104,15 +99,14 @@ def _inputs(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[o
     import tokenizers
     import transformers
 
-    data = settings.recipe.data
-    sources = _sources(data)
-    if data.streaming or data.images or any(source.dataset_name not in (None, BUILT_IN) for source in sources):
+    data, model = settings.recipe.data, settings.recipe.model
+    if data.streaming or data.images or any(source.dataset_name not in (None, BUILT_IN) for source in data.sources):
         return None
-    names = [name for source in sources for name in (source.train_file, source.validation_file) if name]
+    names = [name for source in data.sources for name in (source.train_file, source.validation_file) if name]
     ours = data.chat_template == NONE or (TEMPLATES / f"{data.chat_template}.jinja").is_file()
     try:
         files = [cache.stamp(path) for name in names for path in paths_of(name)]
-        files += [cache.stamp(path) for path in (TRAIN, HELDOUT) if any(source.dataset_name for source in sources)]
+        files += [cache.stamp(path) for path in (TRAIN, HELDOUT) if any(source.dataset_name for source in data.sources)]
         files += [cache.stamp(path) for path in TEMPLATES.glob("*.jinja")]
         files += [cache.stamp(find(data.chat_template, "", ""))] if data.chat_template and not ours else []
         backend = tokenizer.backend_tokenizer.to_str()
@@ -122,4 +116,5 @@ def _inputs(settings: Settings, tokenizer: "PreTrainedTokenizerBase") -> tuple[o
         (ENCODING, FORMAT, tokenizers.__version__, transformers.__version__),
         (data.model_dump(), settings.recipe.training.seed, files, objective_of(settings.recipe.training).rows),
         (backend, tokenizer.special_tokens_map, tokenizer.eos_token_id, tokenizer.chat_template),
+        (model.add_tokens, model.add_special_tokens),  # which are meant in all roles, also where the tokenizer has them
     )

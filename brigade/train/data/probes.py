@@ -1,7 +1,6 @@
 """Chats that are rendered on trial (probes.yaml), and what they tell of chat templates: which of ours renders as a tokenizer's
 own does, and what that one refuses."""
 
-import copy
 import itertools
 import json
 import re
@@ -13,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from ..recipe.files import read_yaml
 from .layout import TEMPLATES
 from .rows import Message, Variables
+from .template_forms import Forms
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_TOKEN = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]")
 _FILE = read_yaml(Path(__file__).with_name("probes.yaml"))
 TOOL = _FILE["tool"]
 PROBES, IMAGE_PROBES = (  # as apply_chat_template takes them
@@ -32,6 +31,7 @@ PROBES, IMAGE_PROBES = (  # as apply_chat_template takes them
     for name in ("probes", "image_probes")
 )
 
+JSON = Forms(json_arguments=True)
 # Other values that a template of ours may begin with, where it stands in for one of several versions.
 _VERSIONS: dict[str, list[dict[str, Any]]] = {
     "gemma4": [{"version": "small"}],
@@ -40,6 +40,16 @@ _VERSIONS: dict[str, list[dict[str, Any]]] = {
     "mistral": [{"version": "v11"}, {"version": "v7"}],
     "qwen3.5": [{"enable_thinking": False}, {"version": "3.6"}],
 }
+
+
+def templates_of_ours() -> dict[str, str]:
+    """Return name -> text of our templates."""
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(TEMPLATES.glob("*.jinja"))}
+
+
+def tokens_in(text: str) -> set[str]:
+    """Return what stands in a template, or in what it writes, in the form of special tokens."""
+    return set(re.findall(r"<[^<>\s]+>|\[[A-Z_/]+\]", text))
 
 
 def own_refuses(tokenizer: "PreTrainedTokenizerBase", template: str) -> str:
@@ -74,7 +84,7 @@ def stand_in(
     wanted = [
         (
             render_probe(tokenizer, probe, chat_template=own),
-            render_probe(tokenizer, _with_json_arguments(probe), chat_template=own),
+            render_probe(tokenizer, probe | {"conversation": JSON.of(probe["conversation"])}, chat_template=own),
         )
         for probe in probes
     ]
@@ -91,9 +101,7 @@ def stand_in(
         return True
 
     # Those that have the most tokens in common come first: to compile one takes longer than to render all probes.
-    texts = {path.stem: path.read_text() for path in sorted(TEMPLATES.glob("*.jinja"))}
-    tokens = set(_TOKEN.findall(own))
-    for name, text in sorted(texts.items(), key=lambda item: len(tokens ^ set(_TOKEN.findall(item[1])))):
+    for name, text in sorted(templates_of_ours().items(), key=lambda item: len(tokens_in(own) ^ tokens_in(item[1]))):
         days = dates if "date_string" in text else []
         for version, date in itertools.product([{}, *_VERSIONS.get(name, [])], [{}, *days]):
             if renders_the_same(text, version | date):
@@ -110,13 +118,6 @@ def defaulting(variable: tuple[str, object]) -> str:
     """Return a line of a template that gives a variable a value where whoever renders it gives none."""
     name, value = variable
     return f"{{%- set {name} = {name} | default({json.dumps(value)}) -%}}\n"
-
-
-def _with_json_arguments(probe: Message) -> Message:
-    probe = copy.deepcopy(probe)
-    for call in (call for turn in probe["conversation"] for call in turn.get("tool_calls", [])):
-        call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
-    return probe
 
 
 def render_probe(tokenizer: "PreTrainedTokenizerBase", probe: Message, **variables: object) -> str | None:

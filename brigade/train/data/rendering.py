@@ -14,13 +14,13 @@ from . import rendered, template_errors, template_forms, thinking, turn_by_turn
 from .chat_template import ChatTemplates, bounded_template, check_length
 from .images import MARK, ImageSource
 from .keys import says_nothing
-from .layout import TEMPLATES
 from .marks import AS_SAMPLE, Marks
 from .messages import READ, THOUGHTS
-from .probes import TOOL
+from .probe_tokenizer import words_of
+from .probes import TOOL, templates_of_ours, tokens_in
 from .rows import BadRow, Message, Tools, Variables
 from .samples import Text
-from .template_forms import ANSWERED, ASKED, Forms
+from .template_forms import ANSWERED, ASKED, CHAT, Forms
 from .words import LeavesOut, Words
 
 ACCOUNTED = READ.union(THOUGHTS)  # keys of messages that are read, or whose words are looked for
@@ -103,8 +103,8 @@ class Chats:
                 spans = self._turns(text, messages, tools, variables, learned)
             elif learned:
                 spans, said = self.marks.check(messages, tools, variables, learned, text, spans)
-            hidden = [self._without_control_tokens(message) for message in messages]
-            other = self._render(hidden, tools, variables)[0] if hidden != messages else text
+            hidden = self._hidden(messages), self._hidden(tools), self._hidden(variables)
+            other = self._render(*hidden)[0] if hidden != (messages, tools, variables) else text
             unread = (*signs, *self._unread(messages, tools, variables, text), *said)
         except (BadRow, UserError, MemoryError):
             raise
@@ -119,11 +119,9 @@ class Chats:
                 if way not in self._rendered_by:
                     self._rendered_by[way] = self._who_renders(messages, tools, variables, learned)
                 raise error.naming(self._rendered_by[way]) from None
-        asked = answered = 0
-        for message in messages:
-            spelled_out = len(self.control.findall(message["content"]))
-            answered += spelled_out * (message["role"] == "assistant")
-            asked += spelled_out * (message["role"] != "assistant")
+        answers = [message for message in messages if message["role"] == "assistant"]
+        answered = self._spelled_out(answers)
+        asked = self._spelled_out([messages, tools, variables]) - answered
         if not asked or len(other) != len(text):  # a template that reads the content: nothing says what is whose
             whole = Text(text, spans, rendered=True, counts=(thoughts, answered + asked, 0, 0), unread=unread)
         else:
@@ -201,7 +199,7 @@ class Chats:
     def around(self) -> tuple[str, str]:
         """What the template writes before a question that is a whole prompt, and behind it, without white space at their ends."""
         with suppress(Exception):
-            prompt = self._render([{"role": "user", "content": ASKED}], None, {"add_generation_prompt": True})[0]
+            prompt = self._render(CHAT[:1], None, {"add_generation_prompt": True})[0]
             before, _, behind = prompt.partition(ASKED)
             return before.strip(), behind.strip()
         return "", ""
@@ -210,8 +208,7 @@ class Chats:
     def end(self) -> str:
         """The special token that the template writes behind an answer; "" where it writes none."""
         with suppress(Exception):
-            turns = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
-            behind = self._render(turns, None)[0].partition(ANSWERED)[2]
+            behind = self._render(CHAT, None)[0].partition(ANSWERED)[2]
             token = self.control.match(behind.lstrip())
             return token[0] if token else ""
         return ""
@@ -221,7 +218,7 @@ class Chats:
         """The forms that the templates for chats without and with tools take."""
 
         def form(tools: Tools | None) -> Forms:
-            return template_forms.tried(lambda messages: self._rendered(messages, tools)[0])
+            return template_forms.tried(lambda messages: self._rendered(messages, tools)[0], self.images is not None)
 
         return [form(None), form([TOOL]) if self.templates.error([TOOL]) is None else Forms()]
 
@@ -229,8 +226,7 @@ class Chats:
     def writes_images(self) -> bool:
         """Whether the template writes the processor's token once for an image: tried on a chat."""
         with suppress(Exception):
-            turns = [{"role": "user", "content": MARK + ASKED}, {"role": "assistant", "content": ANSWERED}]
-            text = self._render(turns, None)[0]
+            text = self._render([CHAT[0] | {"content": MARK + ASKED}, CHAT[1]], None)[0]
             return text.count(self.images.image_token) == 1 and ASKED in text and ANSWERED in text
         return False
 
@@ -268,6 +264,9 @@ class Chats:
         for key in sorted(further):
             without = [{name: value for name, value in turn.items() if name != key} for turn in messages]
             if key not in words or self._render(without, tools, variables)[0] == text:
+                if key in ("tools", "functions"):
+                    problem = f"the key {key!r} of a turn holds tools, and the chat template does not read it"
+                    raise BadRow(problem, "write them into a column of the row: tools")
                 unread.append(f"key {key!r} of messages")
         return tuple(unread)
 
@@ -275,11 +274,20 @@ class Chats:
     def _names_in_templates(self) -> list[set[str]]:
         return [set(re.findall(r"\w+", text)) for text in (self.templates.template, self.templates.for_tools())]
 
-    def _without_control_tokens(self, message: Message) -> Message:
-        """Return a message whose special tokens have become HIDDEN, which no template knows; the assistant's as it is."""
-        if message["role"] == "assistant":
-            return message
-        return message | {"content": self.control.sub(lambda match: HIDDEN * len(match[0]), message["content"])}
+    def _hidden(self, value: Any) -> Any:
+        """Return what a row has with special tokens in its texts become HIDDEN, which no template knows; the assistant's turns as
+        they are."""
+        if isinstance(value, str):
+            return self.control.sub(lambda match: HIDDEN * len(match[0]), value)
+        if isinstance(value, list):
+            return [self._hidden(inner) for inner in value]
+        if not isinstance(value, dict) or value.get("role") == "assistant":
+            return value
+        return {self._hidden(key): self._hidden(inner) for key, inner in value.items()}
+
+    def _spelled_out(self, value: Any) -> int:
+        """Return how many special tokens the texts within a value spell out."""
+        return sum(len(self.control.findall(word)) for word in words_of(value))
 
     def _render(
         self, messages: list[Message], tools: Tools | None, variables: Variables | None = None
@@ -306,10 +314,6 @@ class Chats:
         return texts[0], spans[0] if marked else []
 
 
-_MARKER = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]")
-_CHAT = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
-
-
 def fitting(added: Collection[str], variables: dict[str, str]) -> Iterator[tuple[str, str]]:
     """Yield name and text of each template of ours that fits a tokenizer.
 
@@ -317,9 +321,9 @@ def fitting(added: Collection[str], variables: dict[str, str]) -> Iterator[tuple
     """
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    for path in sorted(TEMPLATES.glob("*.jinja")):
-        template, markers = path.read_text(encoding="utf-8"), set[str]()
+    for name, template in templates_of_ours().items():
+        tokens = set[str]()
         with suppress(Exception):  # it writes a first token, say, and the tokenizer has none
-            markers = set(_MARKER.findall(render_jinja_template([_CHAT], chat_template=template, **variables)[0][0]))
-        if markers and markers <= {*added}:
-            yield path.stem, template
+            tokens = tokens_in(render_jinja_template([CHAT], chat_template=template, **variables)[0][0])
+        if tokens and tokens <= {*added}:
+            yield name, template

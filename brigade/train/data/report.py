@@ -167,11 +167,10 @@ def padding(
     sequences: Samples,
     training: TrainingSection,
     batch: Batch,
-    steps: int = 200,
     shuffled: bool = False,
     squares: bool = False,
 ) -> float:
-    """Return the share of padding in what will be computed: none end to end, else that of the first epoch's first steps.
+    """Return the share of padding in what will be computed: none end to end, else that of the first epoch's first 200 steps.
 
     shuffled: whether the sequences are in their order already
     """
@@ -181,7 +180,7 @@ def padding(
 
     count = len(sequences)
     order = np.arange(count) if shuffled else np.random.default_rng((training.seed, 0)).permutation(count)
-    lengths = sequences.lengths()[order[: steps * batch.global_size]]
+    lengths = sequences.lengths()[order[: 200 * batch.global_size]]
     micro = [lengths[i : i + batch.micro] for i in range(0, len(lengths), batch.micro)]
     flat = [training.padding_free and not wasteful(part.tolist()) for part in micro]
     slots = (part.sum() if end_to_end else len(part) * part.max() for part, end_to_end in zip(micro, flat, strict=True))

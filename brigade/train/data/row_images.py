@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ...errors.tables import Fields
+from ...errors.tables import Document, Fields
 from . import image_columns
-from .image_places import PLACE, may_have_places, place_of, unknown_place
+from .image_places import PLACE, may_have_places, number_in, place_of, unknown_place
 from .images import DROP, MARK, ImageReader, ImageSource
 from .keys import Row, says_nothing
 from .rows import BadRow, Message
@@ -32,23 +32,23 @@ _BOX = re.compile(rf"{_MARKS}|{_FOUR}|{_PAIRS}")
 
 class Place(NamedTuple):
     """A place for an image. own: the image that it has itself; number, at: which of the column's it takes, by a name such as
-    <image_1> or by one of INDICES; none of the three: the next one"""
+    <image_1> or by one of INDICES; none of the three: the next one; part: of the message, where it stands in one"""
 
     own: ImageSource | None = None
     number: int | None = None
     at: int | None = None
+    part: Document = {}
 
 
 class RowImages:
     """The images of one row. whole: all of them, in the order of their places, once finish() is done
 
     Texts go through text(), parts through part(), in the order in which they stand in the row; then finish().
-    said: what is to be said of the row
     """
 
     def __init__(self, row: Row, reader: ImageReader) -> None:
         """Raises BadRow for a column that holds no images."""
-        self.row, self.reader, self.whole, self.said = row, reader, list[ImageSource](), set[str]()
+        self.row, self.reader, self.whole = row, reader, list[ImageSource]()
         self.column, self.given = image_columns.given(row)
         self._places, self._messages = list[Place](), list[Message]()
         self._elsewhere: tuple[str, ...] = ()  # a place in a turn that is no question, and the turn's role
@@ -98,9 +98,8 @@ class RowImages:
         if name:
             problem = f"a part of type {part['type']!r} seems to hold its image under {name!r}, which is not read"
             raise BadRow(problem, 'write {"type": "image", "image": PATH}')
-        self._places.append(
-            Place(at=self._index(next((part[key] for key in INDICES if part.get(key) is not None), None)))
-        )
+        at = self._index(next((part[key] for key in INDICES if part.get(key) is not None), None))
+        self._places.append(Place(at=at, part=part))
         return MARK, {*GIVEN, *INDICES}
 
     def _index(self, value: object) -> int | None:
@@ -126,7 +125,7 @@ class RowImages:
         if sum(turn["content"].count(MARK) for turn in messages) != len(self.whole):
             raise BadRow(f"a text has the character U+{ord(MARK):04X}, which stands for images here", "remove it")
         if self.whole and any(_BOX.search(turn["content"]) for turn in messages):
-            self.said.add(BOXES)
+            self.row.said.add(BOXES)
         self._messages = messages
         return messages
 
@@ -174,6 +173,11 @@ class RowImages:
             elsewhere = "; {} in a {!r} turn is none".format(*self._elsewhere) if self._elsewhere else ""
             cure = "give as many places as images, or no places: then all come first"
             raise BadRow(f"{problem}; {self._count()}{elsewhere}", cure)
+        for key in {key for place in places for key in place.part}:
+            numbers = [number for number in (number_in(place.part.get(key)) for place in places) if number is not None]
+            if numbers != sorted(numbers) and {*numbers} in ({*every}, {each + 1 for each in every}):
+                problem = f"places for images have the {key!r} {', '.join(map(str, numbers))}, which may name them"
+                raise BadRow(problem, "give each part the index of its image, counted from 0; or remove that key")
         return every
 
     def refuse_any(self, kind: str) -> None:

@@ -10,7 +10,8 @@ from .arrow_values import json_or
 from .images import ImageReader, ImageSource
 from .keys import PAIRS, WEIGHT, Columns, Row, blank, names_of, says_nothing
 from .marks import AS_SAMPLE
-from .messages import NO_ANSWER, check_order, turns, turns_from_text, wanted
+from .messages import turns, turns_from_text
+from .order import NO_ANSWER, behind_last_question, check_order, wanted
 from .rendered import repeats
 from .row_images import RowImages
 from .rows import BadRow, Message, Tools, Variables, not_text
@@ -125,7 +126,7 @@ def convert(content: object, columns: Columns, templates: Templates, reader: Ima
     rows, and nothing is to be learnt from them. reader: of images, where rows may have some. Raises BadRow."""
     if not isinstance(content, dict):
         raise BadRow(f"not an object of columns: {repr(content)[:60]}", 'write {"messages": [...]}')
-    row, unread = Row(content, columns, images=reader is not None), set[str]()
+    row = Row(content, columns, images=reader is not None)
     kind = kind_of(row)
     images = RowImages(row, reader) if reader else None
     if kind == "text":
@@ -133,15 +134,14 @@ def convert(content: object, columns: Columns, templates: Templates, reader: Ima
         if images:
             images.refuse_any("a text")
     elif kind == "messages":
-        text = chat(row, turns(row.get("messages"), unread, images=images), 0, templates, images)
+        text = chat(row, turns(row.get("messages"), row.said, images=images), 0, templates, images)
     else:
-        text = pair(row, unread, templates, images=images)
+        text = pair(row, templates, images=images)
     if images:
         images.refuse_overlooked()
-        unread |= images.said
     if text and WEIGHT in columns:
         text = replace(text, weight=weight_of(row))
-    return text and with_unread(text, row, unread)
+    return text and with_unread(row, text)
 
 
 def weight_of(row: Row) -> float:
@@ -160,10 +160,10 @@ def weight_of(row: Row) -> float:
     return number
 
 
-def with_unread(text: Text, row: Row, unread: set[str]) -> Text:
-    """Return a text that also says which keys (`unread`) and columns of its row nobody read."""
-    unread = unread | row.notes()
-    return replace(text, unread=tuple(sorted(unread.union(text.unread)))) if unread else text
+def with_unread(row: Row, text: Text, *others: Text) -> Text:
+    """Return the first text of a row with all that is to be said of the row and of its texts."""
+    unread = row.notes().union(*(each.unread for each in (text, *others)))
+    return replace(text, unread=tuple(sorted(unread)))
 
 
 def _text(row: Row) -> Text | None:
@@ -177,14 +177,11 @@ def _text(row: Row) -> Text | None:
     return Text(text, [(0, len(text))], splits=True) if not blank(text) else None
 
 
-def pair(
-    row: Row, unread: set[str], templates: Templates, learns_history: bool = True, images: RowImages | None = None
-) -> Text:
+def pair(row: Row, templates: Templates, learns_history: bool = True, images: RowImages | None = None) -> Text:
     """Return prompt and completion as text. They are two texts, which become turns of user and assistant where there is a chat
     template, or at least one is a list of messages, whose other side may be a text. Raises BadRow.
 
-    unread: a set to which the keys that nobody reads are added; learns_history: whether answers in a column `history` are
-        supervised; images: the row's, where images are read
+    learns_history: whether answers in a column `history` are supervised; images: the row's, where images are read
     """
     prompt, completion = (turns_from_text(row.get(key), row.name(key)) for key in ("prompt", "completion"))
     if completion is None and row.name("completion") in row.content:
@@ -193,7 +190,7 @@ def pair(
         problem = f"a prompt without a column {row.name('completion')!r}, only {', '.join(map(repr, row.content))}"
         raise BadRow(problem, f"name yours: columns: {{completion: {usual(row, 'completion') or 'NAME'}}}")
     if isinstance(prompt, str) and isinstance(completion, str):
-        return exchange(row, prompt, completion, unread, templates, learns_history, images)
+        return exchange(row, prompt, completion, templates, learns_history, images)
     for key, side in (("prompt", prompt), ("completion", completion)):
         if not isinstance(side, (str, list)):
             raise not_text(f"column {row.name(key)!r}", side, "give two texts, or two lists of messages")
@@ -201,8 +198,8 @@ def pair(
         prompt = [{"role": "user", "content": question(row, prompt)}]
     if isinstance(completion, str):
         completion = [{"role": "assistant", "content": completion}]
-    before = turns(prompt, unread, row.name("prompt"), images)
-    after = turns(completion, unread, row.name("completion"), images)
+    before = turns(prompt, row.said, row.name("prompt"), images)
+    after = turns(completion, row.said, row.name("completion"), images)
     if not any(message["role"] == "assistant" for message in after):
         raise BadRow("the completion has no assistant turn, so nothing is supervised", NO_ANSWER)
     return chat(row, before + after, len(before), templates, images)
@@ -212,7 +209,6 @@ def exchange(
     row: Row,
     prompt: str,
     completion: str,
-    unread: set[str],
     templates: Templates,
     learns_history: bool = True,
     images: RowImages | None = None,
@@ -225,10 +221,10 @@ def exchange(
         if texts == 1:
             problem = "prompt and answer are each a text in a list, spelled as JSON, and would be read as letters"
             raise BadRow(problem, "write the texts themselves, or messages")
-        unread.add("prompts and answers that are lists of texts as JSON, read as letters")
+        row.said.add("prompts and answers that are lists of texts as JSON, read as letters")
     prompt = question(row, prompt)
     if repeats(prompt, [completion]):
-        unread.add("completions that begin with their prompt, which is learned again")
+        row.said.add("completions that begin with their prompt, which is learned again")
     if templates.joins:
         missed = [row.name(key) for key in FOR_TEMPLATES if not says_nothing(row.get(key))]
         if missed:
@@ -241,7 +237,7 @@ def exchange(
         return Text(prompt + completion, [(len(prompt), len(prompt) + len(completion))], counts=(0, 0, 0, 1))
     exchanges = [*_history(row), (prompt, completion)]
     named = [{"role": role, "content": text} for pair in exchanges for role, text in zip(SIDES, pair, strict=True)]
-    whole = turns(named, unread, images=images)
+    whole = turns(named, row.said, images=images)
     return chat(row, whole, 0 if learns_history else len(named) - 1, templates, images)
 
 
@@ -297,7 +293,7 @@ def chat(row: Row, whole: list[Message], begin: int, templates: Templates, image
             raise BadRow(problem, f"keep one of them; to ignore the column: columns: {{ignore: {name}}}")
     check_order(whole)
     if templates.last_turn_only:
-        begin = max([begin, *(number for number, turn in enumerate(whole) if turn["role"] == "user")])
+        begin = max(begin, behind_last_question(whole))
         if not any(turn["role"] == "assistant" for turn in whole[begin:]):
             raise BadRow("no assistant's turn follows the last user's, and train_on_last_turn_only is true", NO_ANSWER)
     tools = tool_definitions(row.get("tools"), row.get("functions"))

@@ -79,7 +79,7 @@ def check_files(settings: Settings) -> None:
 def each(settings: Settings) -> Iterator[tuple[Source, Callable[[str], str]]]:
     """Yield the sources of a recipe, each with what names the place of its keys."""
     data = settings.recipe.data
-    for index, source in enumerate(data.datasets or [data]):
+    for index, source in enumerate(data.sources):
         yield source, _places(settings, f"[{index}]" if data.datasets else "")
 
 

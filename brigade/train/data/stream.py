@@ -240,8 +240,7 @@ class Stream:
     @classmethod
     def of_recipe(cls, settings: Settings, tokenizer: "PreTrainedTokenizerBase", begins: list[object]) -> "Stream":
         """Return the stream of a recipe. begins: for each source, the cursor at which training begins"""
-        sources_at = {"begins": begins, "cursors": begins, "samples": [0] * len(begins)}
-        start = {"number": 0, "first_row": 0, **sources_at}
+        start = {"number": 0, "first_row": 0, "begins": begins, "cursors": begins, "samples": [0] * len(begins)}
         training = settings.recipe.training
         sequences = training.max_steps * training.global_batch_size
         return cls(settings, encoder_of(settings, tokenizer), start, sequences)

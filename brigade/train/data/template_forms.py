@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 ASKED, ANSWERED = "Which one?", "That one."
+CHAT: list[Message] = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
 _ARGUMENTS = {"x": "y1"}
 
 
@@ -22,21 +23,22 @@ _ARGUMENTS = {"x": "y1"}
 class Forms:
     """lists: contents are lists of parts, as SmolVLM's and LLaVA-OneVision's templates read them, which show no texts
     json_arguments: the arguments of calls are JSON in a text, as OpenAI's are and as DeepSeek's templates read them
+    images: MARKs in contents are images; else they are letters, as web pages have them
     """
 
     lists: bool = False
     json_arguments: bool = False
+    images: bool = False
 
     def of(self, messages: list[Message]) -> list[Message]:
         """Return messages, whose contents are texts and whose arguments are objects, in these forms."""
-        messages = [
-            turn | {"content": in_parts(turn["content"])} if self._takes_parts(turn["content"]) else turn
-            for turn in messages
-        ]
+        messages = [turn | {"content": self._form(turn["content"])} for turn in messages]
         return [_with_json(turn) for turn in messages] if self.json_arguments else messages
 
-    def _takes_parts(self, content: object) -> bool:
-        return isinstance(content, str) and (self.lists or MARK in content)
+    def _form(self, content: object) -> object:
+        if isinstance(content, str) and self.images and (self.lists or MARK in content):
+            return in_parts(content)
+        return [{"type": "text", "text": content}] if isinstance(content, str) and self.lists else content
 
 
 def of_tokenizer(tokenizer: "PreTrainedTokenizerBase", template: str) -> Forms:
@@ -44,10 +46,10 @@ def of_tokenizer(tokenizer: "PreTrainedTokenizerBase", template: str) -> Forms:
     return tried(lambda chat: str(tokenizer.apply_chat_template(chat, chat_template=template, tokenize=False)))
 
 
-def tried(render: Callable[[list[Message]], str]) -> Forms:
+def tried(render: Callable[[list[Message]], str], images: bool = False) -> Forms:
     """Return the forms that a template takes.
 
-    render: messages -> text; what it raises says that the template refuses them
+    render: messages -> text; what it raises says that the template refuses them; images: of Forms
     """
 
     def text_of(messages: list[Message], forms: Forms = Forms()) -> str:
@@ -56,21 +58,21 @@ def tried(render: Callable[[list[Message]], str]) -> Forms:
         return ""
 
     def shows(forms: Forms) -> bool:
-        text = text_of([{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}], forms)
+        text = text_of(CHAT, forms)
         return ASKED in text and ANSWERED in text
 
     lists = not shows(Forms()) and shows(Forms(lists=True))
     call = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": _ARGUMENTS}}
     chat: list[Message] = [
-        {"role": "user", "content": ASKED},
+        CHAT[0],
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "name": "f", "tool_call_id": "call00001", "content": ANSWERED},
-        {"role": "assistant", "content": ANSWERED},
+        CHAT[1],
     ]
     as_object, as_text = (text_of(chat, Forms(lists, json_arguments)) for json_arguments in (False, True))
     written = json.dumps(_ARGUMENTS)
     refused = not as_object or (written not in as_object and repr(_ARGUMENTS) in as_object)
-    return Forms(lists, refused and written in as_text)
+    return Forms(lists, refused and written in as_text, images)
 
 
 def _with_json(message: Message) -> Message:

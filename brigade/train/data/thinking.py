@@ -112,6 +112,9 @@ def in_another_format(messages: list[Message], template: str, how: str, own: Col
             is_known = mark in code or mark.replace("<", "</", 1) in code
             if not is_known and (how != "template" or _HAS_THOUGHTS.search(code)):
                 yield f"{mark} at the beginning of answers (not the chat template's mark of thoughts), learned as it is"
+        of_keys = len([*thoughts(message | {"content": ""})])
+        if len([*thoughts(message)]) > of_keys > 0:
+            yield "thoughts in a key and at the beginning of the same answer's text"
         for key in THOUGHTS:
             found = _BEGUN.match(str(message.get(key)))
             if found:

@@ -81,10 +81,10 @@ def encoded(
 
     Bad rows are listed by their reasons. Unless they are to be skipped, raises UserError for them, after a look at what follows.
     """
-    unread = ((chunk, columns, folder) for chunk in rows.chunks())
+    others = ((chunk, columns, folder) for chunk in rows.chunks())
     processes = processes or min(int(control_groups.cores()) or 1, MOST)
-    first = list(itertools.islice(unread, 2))
-    jobs = itertools.chain(first, unread)
+    first = list(itertools.islice(others, 2))
+    jobs = itertools.chain(first, others)
     parts: Iterator[Encoded]
     loaded = encode.LoadedEncoder(encoder)
     if first:

@@ -45,7 +45,7 @@ def _call(call: Any, unread: set[str]) -> Fields:
         for at, level in levels.items()
         if not says_nothing(level.get(key))
     }
-    if not any(level.get(key) is not None for level in levels.values() for key in ARGUMENTS):
+    if all(level.get(key) in (None, "") for level in levels.values() for key in ARGUMENTS):
         _refuse_others(name, levels)
     arguments = one_of(given, f"of the call {name!r}") or {}
     refuse_what_json_lacks(arguments, f"the arguments of the call {name!r}")
@@ -104,20 +104,21 @@ def tool_definitions(tools: object, functions: object = None) -> Tools | None:
         if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
             raise BadRow(f"{key} is {shown(value)}, not a list of definitions", "give a list of JSON schemas")
         refuse_what_json_lacks(value, key)
-        definitions += [_definition(tool, wrap=key == "functions") for tool in value]
+        definitions += [_definition(tool, key) for tool in value]
     return definitions or None
 
 
-def _definition(tool: Fields, wrap: bool) -> Fields:
-    inner = tool if wrap else tool.get("function", tool)
-    if isinstance(inner, dict):
-        of = f"of the tool {inner.get('name')!r}"
-        given = {key: from_json(inner[key], f"{key} {of}") for key in SCHEMAS if not says_nothing(inner.get(key))}
-        if given:
-            others = {key: value for key, value in inner.items() if key not in SCHEMAS}
-            inner = others | {"parameters": one_of(given, of)}
-    if wrap:
-        return {"type": "function", "function": inner}
+def _definition(tool: Fields, called: str) -> Fields:
+    inner = from_json(tool.get("function", tool), f"a function in {called}")
+    if not isinstance(inner, dict):
+        raise BadRow(f"a function in {called} is {shown(inner)}, not a definition", "give a JSON schema")
+    of = f"of the tool {inner.get('name')!r}"
+    given = {key: from_json(inner[key], f"{key} {of}") for key in SCHEMAS if not says_nothing(inner.get(key))}
+    if given:
+        others = {key: value for key, value in inner.items() if key not in SCHEMAS}
+        inner = others | {"parameters": one_of(given, of)}
+    if called == "functions":
+        tool = {"type": "function", "function": inner}
     return tool | {"function": inner} if "function" in tool else inner
 
 

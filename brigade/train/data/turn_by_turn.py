@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from . import template_forms
+from .order import behind_last_question, wanted
 from .rows import BadRow, Message
 
 if TYPE_CHECKING:
@@ -101,12 +102,6 @@ def closing_of(render: Render, control_tokens: tuple[str, ...]) -> str:
     return after[len(rest) :] if rest.rstrip().endswith(control_tokens) else ""
 
 
-def after_last_question(messages: list[Message]) -> list[bool]:
-    """Return for each turn of the assistant's whether it follows the last user's turn."""
-    last = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=-1)
-    return [number > last for number, message in enumerate(messages) if message["role"] == "assistant"]
-
-
 def try_probes(tokenizer: "PreTrainedTokenizerBase", template: str, probes: list[Message]) -> tuple[set[int], str]:
     """Return the ids of the special tokens that end the assistant's turns in chats, and the first reason why one is refused.
     Without such a token the template cannot be rendered turn by turn.
@@ -137,7 +132,8 @@ def try_probes(tokenizer: "PreTrainedTokenizerBase", template: str, probes: list
         try:
             text = render(messages, False)
             closing = closing_of(render, longest_first)
-            parts = spans(text, messages, after_last_question(messages), render, longest_first, closing)
+            learned = list(wanted(messages, behind_last_question(messages)))
+            parts = spans(text, messages, learned, render, longest_first, closing)
         except BadRow as error:
             refused = refused or str(error.args[0])
         except Exception as error:  # it refuses a system turn, or tools

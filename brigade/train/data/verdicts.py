@@ -3,6 +3,7 @@
 import functools
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,32 @@ def check(row: Row, better: str, worse: str) -> None:
         elif words[:1] == ("winner",) or verdicts.is_won(words, value):  # one column for each answer, and one for a tie
             verdicts.read(name, "won", value)
     for stem, names in measured.items():
-        if len(names) == 2 and stem <= _RATES | _MEASURES["others"]:
+        if len(names) == 2 and _measures(stem):
             verdicts.compare(names[BETTER], names[WORSE], lower=not stem.isdisjoint(_MEASURES["lower"]))
     for name, value in aspects.items():
         if not verdicts.agreed or verdicts.side_of(name, value) == BETTER:
             verdicts.read(name, "side", value)
+
+
+def check_turns(names: Sequence[str], ours: Document, theirs: Document) -> None:
+    """Raise BadRow where a number that stands in a turn of both answers, as a score, does not say that the first one is better.
+
+    names: of their columns
+    """
+    better, worse = names
+    for key in ours.keys() & theirs.keys():
+        words, one, other = frozenset(_words(key)), _number(ours[key]), _number(theirs[key])
+        if one is None or other is None or _RATES.isdisjoint(words) or not _measures(words):
+            continue
+        if (one >= other) if not words.isdisjoint(_MEASURES["lower"]) else (one <= other):
+            problem = f"the {key} of {better!r} is {shown(ours[key])}, and of {worse!r} {shown(theirs[key])}"
+            cure = f"exchange the answers, or drop the row; if the pair is right, remove {key} from its turns"
+            raise BadRow(f"{problem}: it is not the better answer", cure)
+
+
+def _measures(words: frozenset[str]) -> bool:
+    """Whether words measure how good an answer is, and no aspect of it. Numbers are of a judge: gpt4_score."""
+    return all(word.isdigit() or word in _RATES | _MEASURES["others"] for word in words)
 
 
 def options(content: Document) -> tuple[str, str, str] | None:

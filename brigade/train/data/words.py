@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import shown
 from .keys import blank, says_nothing
-from .messages import NO_ANSWER
+from .order import NO_ANSWER
 from .pieces import (
     ARGUMENT,
     CALL,
@@ -81,7 +81,7 @@ class Words:
         flags = iter(learned)
         is_learned = [turn["role"] == "assistant" and next(flags) for turn in messages]
         missing = self.missing(messages, tools, variables, text, pieces)
-        counted = set(_empty_answers(messages, is_learned, pieces, missing))
+        counted = set(_empty_turns(messages, is_learned, pieces, missing))
         for number in itertools.compress(itertools.count(), is_learned):
             answer, mark = answer_with_a_mark(messages[number])
             if mark and not _stands_in(answer, text):
@@ -155,16 +155,18 @@ def _bare(text: str) -> str:
 
 
 # ---- what becomes of it ----------------------------------------------------------------------------------------------
-def _empty_answers(
+def _empty_turns(
     messages: list[Message], is_learned: list[bool], pieces: list[Piece], missing: list[Piece]
 ) -> Iterator[str]:
-    """Yield in words that there are empty answers that are not learned. Raises BadRow for one that is: a turn without a text, a
-    call, or thoughts that the template shows."""
+    """Yield in words that there are empty questions, or empty answers that are not learned. Raises BadRow for one that is: a
+    turn without a text, a call, or thoughts that the template shows."""
     written = [piece for piece in pieces if not blank(piece.words)]
     answered = {piece.number for piece in written if piece.kind in (TEXT, CALL)}
     thought = {piece.number for piece in written if piece.kind == THOUGHT}
     shown_thoughts = {piece.number for piece in written if piece.kind == THOUGHT and piece not in missing}
     for number, message in enumerate(messages):
+        if message["role"] == "user" and blank(message["content"]):
+            yield "empty questions"
         if message["role"] != "assistant" or number in answered or number in shown_thoughts:
             continue
         if not is_learned[number]:

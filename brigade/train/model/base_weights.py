@@ -134,13 +134,15 @@ def _same_in_files(one: str, other: str, files: list[Path]) -> bool:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files that hold the model. Raises UserError for one that its index names and that is not there."""
+    """Return the safetensors files that hold the model, as Transformers chooses them: a single one goes before an index. Raises
+    UserError for one that its index names and that is not there."""
     kinds = ("*.safetensors.index.json", "*.bin.index.json")  # other indices are not of weights
     named = {index.name: _named(index) for kind in kinds for index in sorted(folder.glob(kind))}
     of_safetensors = "model.safetensors.index.json"
     files = named.get(of_safetensors)
-    if files is None:
-        return sorted(folder.glob("model.safetensors"))
+    single = folder / "model.safetensors"
+    if files is None or single.is_file():
+        return [single] if single.is_file() else []
     gone = [name for name in files if not (folder / name).is_file()]
     if gone:
         problem = f"{len(gone)} of {len(files)} files that it names are not there: {_some(gone)}"

@@ -7,6 +7,7 @@ integrations/ggml.py and integrations/gguf.py.
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from ..host.cache import cache_directory, digest, once
 from . import pre_tokenizers
 
 if TYPE_CHECKING:
+    from gguf.gguf_reader import ReaderField, ReaderTensor
     from transformers import PreTrainedTokenizerBase
 
 
@@ -43,18 +45,20 @@ def as_folder(file: Path, place: str) -> Path:
 
 def _convert(file: Path, folder: Path) -> None:
     import torch
+    from gguf import GGUFReader
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     said = {"gguf_file": file.name, "local_files_only": True}
-    _check_size(file, said)
+    reader = GGUFReader(file)
+    _check_size(file, reader.tensors, said)
     model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.bfloat16, **said)
     del model.config.quantization_config  # it has been undone
     model.config.architectures = [type(model).__name__]  # which engines that serve it ask for
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(file.parent, **said)
-    _restore_splitting(tokenizer, file)
+    _restore_splitting(tokenizer, reader.fields)
     tokenizer.save_pretrained(folder)
     weights = model.state_dict()
     for second_name in model.all_tied_weights_keys:
@@ -63,14 +67,12 @@ def _convert(file: Path, folder: Path) -> None:
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def _check_size(file: Path, said: dict[str, object]) -> None:
+def _check_size(file: Path, tensors: Sequence[ReaderTensor], said: dict[str, object]) -> None:
     """Raise ValueError where the model that a header describes has far more weights than the file. Transformers would make them
     up: where keys are missing, those of its defaults, seven billion for a Llama."""
     import torch
-    from gguf import GGUFReader
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    tensors = GGUFReader(file).tensors
     there = sum(int(tensor.n_elements) for tensor in tensors)
     config = AutoConfig.from_pretrained(file.parent, **said)
     if config.num_hidden_layers > len(tensors):
@@ -82,12 +84,9 @@ def _check_size(file: Path, said: dict[str, object]) -> None:
         raise ValueError(f"its header describes {wanted:,} weights, and it has {there:,}")
 
 
-def _restore_splitting(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
+def _restore_splitting(tokenizer: PreTrainedTokenizerBase, fields: Mapping[str, ReaderField]) -> None:
     """Split texts as the file says: Transformers (integrations/ggml.py) does it by the model's family, and leaves SmolLM2's
     digits together. Raises ValueError where the file names a way that is not in pre_tokenizers.NAMES."""
-    from gguf import GGUFReader
-
-    fields = GGUFReader(file).fields
     model, name = (
         fields[key].contents() if key in fields else "" for key in ("tokenizer.ggml.model", "tokenizer.ggml.pre")
     )

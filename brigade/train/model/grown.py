@@ -41,11 +41,9 @@ def with_rows(settings: Settings, source: str, location: str) -> str:
     with without_zero3():
         ends = _check_ends(settings, empty_model(settings, published), empty_model(settings, config))
     files = sorted(Path(source).glob("*.safetensors"))
+    cure = "save the model with its save_pretrained(), and name that directory"
     if not files:
-        problem = f"{source!r} has no *.safetensors, of which new rows are made"
-        raise UserError(
-            settings.place(KEY), problem, "save the model with its save_pretrained(), and name that directory"
-        )
+        raise UserError(settings.place(KEY), f"{source!r} has no *.safetensors, of which new rows are made", cure)
     made_of = [WRITTEN, new, sorted(ends), *map(stamp, [*files, Path(source) / "config.json"])]
     folder = cache_directory("models") / f"new-tokens-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]}"
 
@@ -54,9 +52,7 @@ def with_rows(settings: Settings, source: str, location: str) -> str:
         lacking = sorted(ends - found)
         if lacking:
             problem = f"none of the tensors in {source!r} is called {lacking[0]}, as the model's own is"
-            raise UserError(
-                settings.place(KEY), problem, "save the model with its save_pretrained(), and name that directory"
-            )
+            raise UserError(settings.place(KEY), problem, cure)
         for pattern in ("*.index.json", "generation_config.json", "*.py"):
             for path in Path(source).glob(pattern):
                 (aside / path.name).symlink_to(path.resolve())

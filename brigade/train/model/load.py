@@ -183,18 +183,21 @@ def _reading(
     from transformers import AutoConfig
 
     section, options = settings.recipe.model, {**options}
+
+    def config() -> "PreTrainedConfig":
+        known = options.get("config")
+        return known or AutoConfig.from_pretrained(source, trust_remote_code=section.trust_remote_code)
+
     quantization = quantization_config(settings, source, dtype)
     dequantised = quantization is not None and not section.load_in_4bit
     if dequantised and not own:  # without weights there is nothing to dequantise
         quantization, dequantised = None, False
-        options["config"] = AutoConfig.from_pretrained(source, trust_remote_code=section.trust_remote_code)
+        options["config"] = config()
         del options["config"].quantization_config
     if section.rope_parameters:
-        known = options.get("config") or AutoConfig.from_pretrained(source, trust_remote_code=section.trust_remote_code)
-        options["config"] = stretch(settings, known)
+        options["config"] = stretch(settings, config())
     if objective_of(settings.recipe.training).scores:
-        known = options.get("config") or AutoConfig.from_pretrained(source, trust_remote_code=section.trust_remote_code)
-        options |= scores.loading(source, known, settings.place("model_name_or_path"))
+        options |= scores.loading(source, config(), settings.place("model_name_or_path"))
     kind = options.pop("model_class", None) or model_class(settings)
     told = {"dtype": dtype, "trust_remote_code": section.trust_remote_code, "quantization_config": quantization}
     return kind, options | told, dequantised

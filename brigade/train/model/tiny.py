@@ -60,6 +60,8 @@ def shrink(config: Config, divisor: int = 1, layers: int = TINY["num_hidden_laye
     for key in tiny.keys() & {"vision_config", "audio_config"}:
         if config[key]:
             tiny[key] = {name: TINY.get(name, value) for name, value in config[key].items()}
+            if config.get("vision_feature_layer") is not None and "num_hidden_layers" in config[key]:  # some are chosen
+                tiny[key]["num_hidden_layers"] = config[key]["num_hidden_layers"]
             # Llama 4's layers have the inner width of the adapter behind them.
             ratio = config[key].get("pixel_shuffle_ratio")
             if ratio:

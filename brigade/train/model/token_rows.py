@@ -78,17 +78,12 @@ def check(settings: Settings, model: PreTrainedModel) -> None:
         whole = [each for each in section.lora_modules_to_save if name == each or name.endswith(f".{each}")]
         if whole:
             raise UserError(place, f"lora_modules_to_save trains {whole[0]} whole already", "keep one of the two keys")
-    own = type(inner).forward is not torch.nn.Embedding.forward and not hasattr(inner, "embed_scale")
-    if own or inner.padding_idx in ids:
-        problem = (
-            f"the embeddings of {type(model).__name__} are a {type(inner).__name__}, which does more than take rows"
-        )
-        problem = (
-            problem
-            if own
-            else f"token {inner.padding_idx} is the padding of the model's embeddings, which gets no gradient"
-        )
-        raise UserError(place, problem, "use lora_modules_to_save" if own else "leave it out")
+    if type(inner).forward is not torch.nn.Embedding.forward and not hasattr(inner, "embed_scale"):
+        what = f"a {type(inner).__name__}, which does more than take rows"
+        raise UserError(place, f"the embeddings of {type(model).__name__} are {what}", "use lora_modules_to_save")
+    if inner.padding_idx in ids:
+        problem = f"token {inner.padding_idx} is the padding of the model's embeddings, which gets no gradient"
+        raise UserError(place, problem, "leave it out")
     if outer is not None and (type(outer).forward is not torch.nn.Linear.forward or outer.bias is not None):
         problem = f"the output layer of {type(model).__name__} ({type(outer).__name__}) is none that only multiplies"
         raise UserError(place, problem, "use lora_modules_to_save")

@@ -1,5 +1,6 @@
 """The keys of a recipe's data: where samples come from, and how they become sequences of tokens. This module imports no torch."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -94,6 +95,11 @@ class DataSection(Source):
     def weighs_samples(self) -> bool:
         """Whether rows of some source say how much they weigh."""
         return any("weight" in source.columns for source in [self, *(self.datasets or [])])
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        """Where rows come from: the sources that datasets lists, or the one that the section itself names."""
+        return self.datasets or [self]
 
     @property
     def most_held_out(self) -> int | None:

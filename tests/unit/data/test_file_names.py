@@ -24,6 +24,10 @@ def test_a_pattern_is_all_its_files_by_name(load, tmp_path):
     assert found.name == "part-" and found.heldout is None
     found = origin(load, train_file=f"{tmp_path}/**/*.jsonl", validation_file=str(tmp_path / "part-a.jsonl"))
     assert len(read(found.train)) == 4 and len(read(found.heldout)) == 1
+    for name in ("e[1]", "e1"):
+        write_jsonl(tmp_path / f"{name}.jsonl", [{"text": name}])
+    ((content, _),) = read(origin(load, train_file=f"{tmp_path}/e[1].jsonl").train)
+    assert content["text"] == "e[1]", "a file that is called so goes before those that the pattern fits"
 
 
 @pytest.mark.parametrize("kind", sorted(READERS))

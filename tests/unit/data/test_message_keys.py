@@ -13,7 +13,8 @@ from benchmarks.peer_keys import CASES, PREFERENCES
 from brigade.train.data.chat_template import ChatTemplates
 from brigade.train.data.encode import Encoder, LoadedEncoder
 from brigade.train.data.layout import TEMPLATES
-from brigade.train.data.messages import check_order, turns
+from brigade.train.data.messages import turns
+from brigade.train.data.order import check_order
 from brigade.train.data.rows import BadRow, RowChunk
 from brigade.train.data.tool_calls import tool_definitions
 
@@ -78,6 +79,7 @@ def test_a_call_without_arguments(call):
     ({"name": "f", "arguments": '{"x": {"y": 1, "y": 2}}'}, "are not JSON: the key 'y' twice in one object"),
     ({"name": 3}, "without a function's name"),
     (3, "without a function's name"), ({"name": "f", "kwargs": {"x": 1}}, "has no arguments, and 'kwargs', which is not read"),
+    ({"name": "f", "arguments": "", "kwargs": {"x": 1}}, "has no arguments, and 'kwargs', which is not read"),
     ({"name": "f", "arguments": None, "params": '{"x": 1}'}, "'params'"),
     ({"function": {"name": "f", "inputs": {"x": 1}}}, "'inputs'"),
 ], ids=str)  # fmt: skip
@@ -181,6 +183,31 @@ def test_calls_under_another_name_are_refused(key):
     assert "holds calls, which are not read under this name" in refusal(read, answer(**{key: {"name": "f"}}))
 
 
+def test_what_a_call_of_its_own_turn_says_besides_is_not_lost():
+    called = {"role": "tool_call", "content": '{"name": "f"}'}
+    joined = turns([QUESTION, answer(), called | {"id": 7}], set())
+    assert len(joined) == 2 and joined[1]["id"] == 7 and joined[1]["content"] == "a" and joined[1]["tool_calls"]
+    thinks = {"reasoning_content": "Hm."}
+    assert turns([QUESTION, answer(**thinks), called | thinks], set())[1]["reasoning_content"] == "Hm."
+    assert turns([QUESTION, called | thinks, called], set())[1]["reasoning_content"] == "Hm."
+    apart = turns([QUESTION, answer(), called | thinks], set())
+    assert "roles do not alternate: message 3" in refusal(check_order, apart)
+
+
+@pytest.mark.parametrize("key", ["tools", "functions"])
+def test_tools_of_a_turn_are_refused_where_the_template_does_not_read_them(encode, key):
+    row = {"messages": [{"role": "system", "content": "s", key: [{"name": "f"}]}, QUESTION, answer()]}
+    ((_, error),) = encode(row).bad
+    assert f"the key {key!r} of a turn holds tools" in error.args[0]
+    row["messages"][0][key] = []
+    assert not encode(row).bad
+    ((_, error),) = encode({"messages": [QUESTION, answer()], "tool_schemas": [{"name": "f"}]}).bad
+    assert "holds definitions of tools" in error.args[0] and "columns: {tools: tool_schemas}" in error.args[1]
+    for bad in (0, "0", False):
+        ((_, error),) = encode({"prompt": "q", "completion": "a", "kto_tag": bad}).bad
+        assert "says that the answer is a bad one" in error.args[0]
+
+
 def test_a_refusal_stands_beside_a_content_that_is_null():
     assert read(answer(content=None, refusal="No.")) == {"role": "assistant", "content": "", "refusal": "No."}
 
@@ -193,14 +220,16 @@ def test_definitions_of_tools_in_any_spelling(tool):
     wanted = {"name": "f", "parameters": {"default": None}}
     assert tool_definitions([tool]) == [wanted]
     assert tool_definitions(json.dumps([tool])) == [wanted]
-    if isinstance(tool, dict):
-        assert tool_definitions([{"function": tool}]) == [{"function": wanted}]
+    assert tool_definitions([{"function": tool}]) == [{"function": wanted}]
+    wrapped = {"type": "function", "function": wanted}
+    assert tool_definitions(None, [tool]) == tool_definitions(None, [{"function": tool}]) == [wrapped]
 
 
 @pytest.mark.parametrize("tools, said", [
     ([{"name": "f", "parameters": {"a": 1}, "input_schema": {"a": 2}}], "parameters and input_schema of the tool 'f' contradict"),
     ([{"name": "f", "parameters": {"default": float("nan")}}], "tools hold what JSON cannot say"),
-    ([3], "not a list of definitions"),
+    ([3], "not a list of definitions"), ([{"function": "f"}], "a function in tools are not JSON"),
+    ([{"function": [1]}], "a function in tools is [1], not a definition"),
 ], ids=str)  # fmt: skip
 def test_definitions_that_cannot_be_read_are_refused(tools, said):
     assert said in refusal(tool_definitions, tools)

@@ -82,6 +82,8 @@ def test_parts_of_a_content_may_be_a_text(spell):
     parts = [{"type": "text", "text": "Par"}, {"type": "text", "text": "is."}]
     read = turns([{"role": "user", "content": "q"}, {"role": "assistant", "content": spell(parts)}], set())
     assert read[1]["content"] == "Paris."
+    with pytest.raises(BadRow, match="a part of type 'image' is a picture"):
+        turns([{"role": "user", "content": spell([{"type": "image"}, *parts])}], set())
     for role, content in (
         ("tool", spell(parts)),
         ("assistant", '[{"type": "city", "city": "Paris"}]'),

@@ -47,6 +47,7 @@ def read(row, columns=None, rows=PAIRS):
     ({"model": "gpt", "source": "better"}, "column 'model', column 'source'"), ({"scores": {"chosen": 3, "rejected": 1}}, ""),
     ({"choice": "chosen"}, ""), ({"verdict": "correct"}, "column 'verdict'"), ({"labels": 1}, ""),
     ({"better_than_gpt4": True, "preferred_language": "English"}, "column 'better_than_gpt4', column 'preferred_language'"),
+    ({"gpt4_score_chosen": 3, "gpt4_score_rejected": 1}, ""), ({"is_chosen_preferred": True}, ""),
 ], ids=str)  # fmt: skip
 def test_what_agrees_with_a_pair_counts_as_read(further, unread):
     assert read(PLAIN | further) == read(PLAIN | further, rows=JUDGED) == unread
@@ -101,13 +102,26 @@ def test_an_aspect_may_differ_where_the_answer_that_is_better_is_known():
     ({"overall_preference": 0}, "neither"), ({"reward_gap": -1.5}, "is the better one"), ({"labels": 0}, "is the better one"),
     ({"scores": {"chosen": 3, "rejected": 8}}, "is the better one"), ({"choice": "rejected"}, "is the better one"),
     ({"preference": 1.4}, "nothing tells"), ({"judgment": "[[B]]"}, "nothing tells"),
-    ({"chosen_tools": [{"a": 1}]}, "tools of one of two answers"),
+    ({"gpt4_score_chosen": 1, "gpt4_score_rejected": 3}, "is the better one"), ({"human_choice": "rejected"}, "better one"),
+    ({"chosen_elo": 900, "rejected_elo": 1000}, "is the better one"), ({"is_reversed": True}, "is the better one"),
+    ({"is_chosen_preferred": False}, "is the better one"), ({"chosen_tools": [{"a": 1}]}, "tools of one of two answers"),
 ], ids=str)  # fmt: skip
 def test_what_contradicts_a_pair_is_refused(further, said):
     for rows in (PAIRS, JUDGED):
         assert said in read(PLAIN | further, rows=rows)
     said = read(PLAIN | further, {"ignore": list(further)})
     assert said in ("", "column 'answer_a', column 'answer_b'", "column 'order'")
+
+
+@pytest.mark.parametrize("key, ours, theirs, agrees", [
+    ("score", 5, 1.0, True), ("score", 1, 5.0, False), ("overall_score", 5, 5, False), ("rank", 1, 2, True), ("rank", 3, 1, 0),
+    ("honesty_score", 1, 5, True), ("score", None, 5, True), ("id", 1, 5, True), ("rating", "2", "4", False),
+])  # fmt: skip
+def test_a_score_within_the_answers_turns(key, ours, theirs, agrees):
+    sides = {"chosen": ("Very.", ours), "rejected": ("Less.", theirs)}
+    row = {name: {"role": "assistant", "content": text, key: value} for name, (text, value) in sides.items()}
+    for spelled in (row, {name: [turn] for name, turn in row.items()}):
+        assert ("is not the better answer" in read(PLAIN | spelled)) != agrees, read(PLAIN | spelled)
 
 
 @pytest.mark.parametrize("row", [

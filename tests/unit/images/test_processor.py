@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from brigade.errors import UserError
+from brigade.train.model import trial
 from brigade.train.model.images import features
 from brigade.train.model.images import processor as processors
 from brigade.train.model.images.load import load, read_processor
@@ -193,5 +194,5 @@ def test_a_processor_of_another_model_is_refused(kind, file, key, value, said, w
                                         "mistral3", "llama4"])  # fmt: skip
 def test_the_tiny_model_is_tiny_whatever_the_size_of_the_tower(model_type):
     """Each rank builds it, so that a tower of its published size would take gigabytes and half a minute (Qwen2-VL's)."""
-    tiny = features._tiny(AutoConfig.for_model(model_type))
+    tiny = trial.tiny_model(AutoConfig.for_model(model_type), images=True)
     assert sum(parameter.numel() for parameter in tiny.parameters()) < 2e7

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ....errors import UserError, first_line
-from ... import upstream
 from .. import trial
-from ..tiny import shrink
 from .load import load
 from .processor import Processor
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
     from ...recipe.settings import Settings
 
@@ -31,7 +29,8 @@ def load_checked(settings: Settings, tokenizer: PreTrainedTokenizerBase, config:
     key = "processor_name_or_path" if settings.recipe.model.processor_name_or_path else "model_name_or_path"
     image = "an image of {} x {} pixels".format(*SIZE)
     try:
-        features = _count(_tiny(config), processor)
+        with trial.alone():
+            features = _count(trial.tiny_model(config, images=True), processor)
     except Exception as error:
         problem = f"{type(config).__name__} cannot read what the processor makes of {image}: {first_line(error)}"
         raise UserError(settings.place(key), problem, CURE) from None
@@ -42,18 +41,6 @@ def load_checked(settings: Settings, tokenizer: PreTrainedTokenizerBase, config:
         problem = f"the processor writes {tokens:,} tokens for {image}, of which the model makes {features:,} features"
         raise UserError(settings.place(key), problem, CURE)
     return processor
-
-
-def _tiny(config: PreTrainedConfig) -> PreTrainedModel:
-    """Return a tiny random model of the architecture. Its tower has all layers where the config chooses some of them."""
-    import torch
-
-    sizes, vision = shrink(config.to_dict()), config.vision_config.to_dict()
-    if getattr(config, "vision_feature_layer", None) is not None:
-        sizes["vision_config"]["num_hidden_layers"] = vision["num_hidden_layers"]
-    kind = upstream.auto_class_for(True)
-    with trial.alone():
-        return kind.from_config(type(config).from_dict(sizes), dtype=torch.float32).eval()
 
 
 def _count(model: torch.nn.Module, processor: Processor) -> int:

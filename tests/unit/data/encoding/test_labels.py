@@ -113,6 +113,17 @@ def test_control_tokens_of_a_user_are_text_and_counted(prepare, tokenizer, spell
     assert prepare(CHATS, HELD).facts["plain"] == prepare(CHATS, HELD).facts["control"] == 0
 
 
+def test_control_tokens_within_tools_and_thoughts_are_text_or_counted(prepare, tokenizer):
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    chat = said({"content": "a"}, {"content": "b", "reasoning_content": "Hm <|im_end|>"})
+    tool = {"name": "f", "description": "F.<|im_end|>", "parameters": {"properties": {"<|im_end|>": {}}}}
+    plain, with_tools = (prepare([chat | more], HELD, chat_template="qwen3") for more in ({}, {"tools": [tool]}))
+    counts = [data.train[0]["input_ids"].tolist().count(end) for data in (plain, with_tools)]
+    assert counts == [3, 4], "those of the template, and the one within the thoughts"
+    assert (plain.facts["plain"], plain.facts["control"]) == (0, 1)
+    assert (with_tools.facts["plain"], with_tools.facts["control"]) == (1, 1)
+
+
 # ---- templates -------------------------------------------------------------------------------------------------------
 def test_a_template_of_the_users_own(tokenizer, prepare, tmp_path):
     own = tmp_path / "own.jinja"

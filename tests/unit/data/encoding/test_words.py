@@ -176,6 +176,12 @@ def test_thoughts_in_another_format_are_counted(chats, template, own):
     assert left_out(chats("chatml", how="cut"), user("a"), answer("<reasoning>Hm.</reasoning>b"))
     twice = answer("b", **{"reasoning_content" if own else "thinking": f"{own or '<think>'}\nHm."})
     assert "where the chat template writes its own" in left_out(chats(template), user("a"), twice)
+    if own:
+        both = f"<{own[1:-1]}>Hm.</{own[1:-1]}>b"
+        assert "thoughts in a key and at the beginning" in left_out(
+            chats(template), user("a"), answer(both, reasoning_content="Oh.")
+        )
+        assert not left_out(chats(template), user("a"), answer(both))
     meant = chats(template, own_tokens=("<|begin_of_thought|>",))
     assert not left_out(meant, user("a"), answer("<|begin_of_thought|>Hm. b"))
 
@@ -202,7 +208,7 @@ def test_a_shape_is_tried_once(chats, monkeypatch):
 
 @pytest.mark.parametrize("turns, problem", [
     ([user("a"), answer("")], "the answer in message 2 is empty"),
-    ([user("a"), answer(" \n\t\u200b\u00ad\u3164\u2800\ufe0f")], "the answer in message 2 is empty"),
+    ([user("a"), answer(" \n\t\u200b\u00ad\u3164\u2800\ufe0f\0\x7f\u202e\U000e0041")], "the answer in message 2 is empty"),
     ([user("a"), answer(""), user("b"), answer("c")], "the answer in message 2 is empty"),
     ([user("a"), answer([{"type": "text", "text": ""}])], "the answer in message 2 is empty"),
     ([user("a"), answer("<think>\n\n</think>\n\n")], "the answer in message 2 is empty"),
@@ -223,6 +229,11 @@ def test_an_empty_answer_that_is_not_learned_is_counted_and_thoughts_that_are_sh
     assert not left_out(chats("qwen3"), user("a"), answer("", reasoning_content="Hm."))
 
 
+def test_an_empty_question_is_counted(chats):
+    for question in ("", "\u200b\n"):
+        assert left_out(chats("chatml"), user(question), answer("b")) == "empty questions"
+
+
 # ---- forms -----------------------------------------------------------------------------------------------------------
 PARTS = "{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}"
 LISTS = OPENING + "{% if m.role == 'assistant' %}{% generation %}" + PARTS + "{% endgeneration %}{% else %}" + PARTS
@@ -238,6 +249,15 @@ def test_a_template_that_reads_lists_of_parts_alone_gets_lists(chats):
     text = convert({"messages": [user("Where?"), answer("Here.")]}, {}, chats(LISTS))
     assert text.text == "<user>Where?</s><assistant>Here.</s>"
     assert [text.text[begin:end] for begin, end in text.spans] == ["Here.</s>"]
+
+
+@pytest.mark.parametrize("template", [LISTS, "chatml"])
+def test_a_letter_that_stands_for_images_elsewhere_is_a_letter_without_them(chats, template):
+    """Fonts of symbols put theirs there, and web pages hold them."""
+    turns = [user("a\ue001b"), answer("c\ue001")]
+    assert (
+        not left_out(chats(template), *turns) and "a\ue001b" in convert({"messages": turns}, {}, chats(template)).text
+    )
 
 
 @pytest.mark.parametrize("template", [CONCATENATES, WRITES_REPR])

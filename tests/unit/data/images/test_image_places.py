@@ -100,6 +100,13 @@ def test_a_path_in_the_text_needs_no_column(encode, shown):
     (indexed(2, 1, "?"), "has the index 2, and images in"), (indexed(-1, 0), "has the index -1"),
     (indexed(True, 0), "has the index True"), (indexed(0.5, 0), "has the index 0.5"),
     (indexed("<image>", 1), "have the indices 1, and 1 others have none"),
+    *[(indexed({"type": "image", key: one}, {"type": "image", key: other}, "?"), f"have the {key!r} {said}, which may name")
+      for key, one, other, said in [("id", 1, 0, "1, 0"), ("image_id", 2, 1, "2, 1"), ("name", "img_2", "img_1", "2, 1")]],
+    *[(row(f"{mark} What?", "a.png"), f"{mark} in a 'user' turn may be")
+      for mark in ("<im>", "#image#", "%img_1%", "&lt;image&gt;")],
+    (row("<a.png> What?", "a.png"), "<a.png in a 'user' turn may be"),
+    ({"messages": [asked({"type": "text", "text": "What?", "image": "a.png"}), A]}, "'image' holds pictures"),
+    (row("What?", {"bytes": [1, 2]}), "an image is {"),
     ({"messages": [asked({"type": "image", "index": 0}, text("?")), A]}, "has the index 0, and no column has images"),
     ({"messages": [asked("<img>nowhere.png</img>?"), A]}, "the image 'nowhere.png' is missing"),
     ({"messages": [asked({"type": "image", "image": "a.png"}, text("<image>\nWhat?")), A]}, "<image> stands for a picture"),
