@@ -13,8 +13,6 @@ from testing import fake_gpu
 from testing.fake_gpu.build import SOURCES, _compile
 from testing.ranks import REPOSITORY
 
-pytestmark = pytest.mark.fake_gpu
-
 
 @pytest.fixture(scope="module")
 def outputs():
