@@ -1,4 +1,4 @@
-"""A fake GPU for torch's CPU build: unchanged programs find CUDA devices and NCCL, without a GPU (docs/evidence/fake-gpu.md).
+"""A fake GPU for torch: unchanged programs find CUDA devices and NCCL, without a GPU (docs/evidence/fake-gpu.md).
 
 A library registers an allocator, a device guard, hooks and a boxed fallback under the CUDA key: memory is the host's, each
 operator runs its CPU kernel, and operands on different devices raise. NCCL is Gloo on that memory, and refuses CPU tensors.

@@ -29,10 +29,15 @@ def is_in(torch: Path) -> bool:
 def write(torch: Path, directory: Path) -> Path:
     """Write C++ that defines what libtorch_python.so looks for in libtorch_cuda.so."""
     wanted = _symbols(torch / "lib/libtorch_python.so", "--undefined-only")
-    there = set().union(*(_symbols(torch / "lib" / name, "--defined-only") for name in (NAME, "libtorch_nvshmem.so")))
+    there = {
+        symbol
+        for name in (NAME, "libtorch_nvshmem.so")  # the second comes with the first
+        for symbol in _symbols(torch / "lib" / name, "--defined-only")
+    }
     lines = []
     for symbol in sorted(wanted & there):
         template = next(DEFINED[start] for start in DEFINED if symbol.startswith(start))
+        # Weak, for the device's own sources define what has to do something (nccl.cpp).
         lines.append("__attribute__((weak)) " + template.format(symbol, symbol[4:]))
     path = directory / "cuda_part.cpp"
     path.write_text(HEAD + "\n".join([*lines, "}\n"]))
