@@ -14,8 +14,6 @@ import pytest
 from brigade.train.host import freed_memory
 from brigade.train.upstream import deepspeed_kernels
 from testing import ranks
-from testing.fake_gpu.build import lacking
-from testing.left_out import leave_out
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["BRIGADE_CALIBRATION"] = ""  # nor with what somebody measured here
@@ -87,14 +85,6 @@ def _the_next_file_has_the_same_environment():
     for key in os.environ.keys() - AT_START.keys() - {"PYTEST_CURRENT_TEST"}:  # pytest takes its own away
         del os.environ[key]
     os.environ.update(AT_START)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item):
-    """Leave out what needs fake GPUs where torch is PyPI's build, which is for CUDA."""
-    why = lacking() if item.get_closest_marker("fake_gpu") else ""
-    if why:
-        leave_out(why)
 
 
 @pytest.fixture(scope="module")

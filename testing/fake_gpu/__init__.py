@@ -1,4 +1,4 @@
-"""A fake GPU for torch's CPU build: unchanged programs find CUDA devices and NCCL, without a GPU (docs/evidence/fake-gpu.md).
+"""A fake GPU for torch: unchanged programs find CUDA devices and NCCL, without a GPU (docs/evidence/fake-gpu.md).
 
 A library registers an allocator, a device guard, hooks and a boxed fallback under the CUDA key: memory is the host's, each
 operator runs its CPU kernel, and operands on different devices raise. NCCL is Gloo on that memory, and refuses CPU tensors.
@@ -10,6 +10,7 @@ import ctypes
 import os
 from pathlib import Path
 
+from . import cuda_part
 from .build import DEVICE, MODULE, build
 
 SITE = Path(__file__).resolve().parent / "site"
@@ -27,12 +28,16 @@ def environment(gpus: int = 2, kind: str = "h100") -> dict[str, str]:
         "FAKE_GPU_KIND": kind,
         "FAKE_GPU_LIBRARY": str(build()),
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus))),
+        "TORCH_DISABLE_NATIVE_JIT": "1",  # operators that torch's build for CUDA has as Triton programs
     }
 
 
 def load_device(torch: Path) -> None:
     """Load the device before torch's Python part, which asks once what accelerators there are. torch: its folder"""
-    for name in ("libtorch_global_deps.so", "libc10.so", "libtorch_cpu.so"):
+    names = ["libtorch_global_deps.so", "libc10.so", "libtorch_cpu.so"]
+    if cuda_part.is_in(torch):
+        names.append("libc10_cuda.so")  # whose device and allocator the fake one then replaces
+    for name in names:
         ctypes.CDLL(str(torch / "lib" / name), mode=ctypes.RTLD_GLOBAL)
     ctypes.CDLL(str(Path(os.environ["FAKE_GPU_LIBRARY"], DEVICE)), mode=ctypes.RTLD_GLOBAL)
 

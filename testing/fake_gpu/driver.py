@@ -254,6 +254,7 @@ def install() -> None:
         setattr(torch.cuda, name, _typed(dtype))
     torch.cuda.default_generators = tuple(torch.Generator() for _ in range(native.device_count()))
     torch.version.cuda = CUDA_VERSION
+    torch._C._has_cudnn, torch.backends.cudnn.version = False, lambda: None
     torch.Tensor.cuda = _cuda  # type: ignore[method-assign,assignment]
     torch._TorchCompileInductorWrapper.__call__ = _compile  # type: ignore[method-assign]
     torch.UntypedStorage.resize_ = _resize  # type: ignore[method-assign]

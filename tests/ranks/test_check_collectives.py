@@ -70,7 +70,6 @@ def test_two_ranks_of_one_host():
 
 
 @pytest.mark.slow
-@pytest.mark.fake_gpu
 def test_two_ranks_of_one_host_sweep_their_gpus():
     """By NCCL, on fake GPUs (testing/fake_gpu/)."""
     with port() as free:

@@ -8,7 +8,6 @@ from testing.distilling import Case
 
 # Of losses and divergences, of gradient norms, whose sums another kernel rounds otherwise, and of all of them in bf16.
 TOLERANCE, OF_NORMS, IN_HALF = 1e-5, 1e-4, 5e-3
-pytestmark = pytest.mark.fake_gpu
 QUICK = [Case("few", "fsdp2", 2)]
 SLOW = [*(Case(form, "zero3", 2) for form in ("forward", "few", "half")), Case("forward", "fsdp2", 2)]
 MATRIX = [Case("forward", "ddp", 2), Case("forward", "ddp_pp2", 2), Case("few", "ddp_tp2", 2)]

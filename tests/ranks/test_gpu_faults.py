@@ -8,7 +8,7 @@ from testing import remedies, runs
 from testing.gpu_faults import FAULTS
 from testing.ranks import run_ranks
 
-pytestmark = [pytest.mark.slow, pytest.mark.fake_gpu]
+pytestmark = pytest.mark.slow
 LACKING, EVALUATING = "too little memory", "too little memory in evaluation"
 
 

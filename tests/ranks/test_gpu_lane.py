@@ -17,7 +17,6 @@ from testing.command_line import as_flags, run_here
 from testing.launch_commands import COMMANDS, with_own_port
 from testing.ranks import run_ranks
 
-pytestmark = pytest.mark.fake_gpu
 BIN = Path(sys.executable).parent
 AVERAGING = "local/outer.py"  # by way of the hosts, once in a round of replicas
 RESUMED = ("ddp", "zero3", "fsdp2")

@@ -15,7 +15,7 @@ from brigade.train.strategy import choose
 from testing import runs
 from testing.ranks import run_ranks
 
-pytestmark = [pytest.mark.slow, pytest.mark.fake_gpu]
+pytestmark = pytest.mark.slow
 RANKS, KEYS = 2, ("activation_checkpointing", "tiled_loss")
 LARGE = 80 * 2**30  # bytes
 

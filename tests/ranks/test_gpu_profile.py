@@ -8,8 +8,6 @@ import pytest
 
 from testing.command_line import as_flags, run_here
 
-pytestmark = pytest.mark.fake_gpu
-
 
 @pytest.mark.slow
 def test_steps_are_traced_beside_noise_and_z_loss(tmp_path):

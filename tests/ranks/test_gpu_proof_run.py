@@ -10,7 +10,6 @@ from benchmarks.gpu_proof.parts import PARTS
 from testing import fake_gpu
 from testing.command_line import run_here
 
-pytestmark = pytest.mark.fake_gpu
 WHOLE = [part.name for part in PARTS]
 # What CI has time for.
 PARTLY = ["machine", "strategies", "shapes", "checkpoints"]

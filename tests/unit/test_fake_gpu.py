@@ -1,6 +1,7 @@
 """The fake GPU (testing/fake_gpu/) refuses what CUDA and NCCL refuse, counts waits, and computes what the CPU does."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -10,10 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from testing import fake_gpu
+from testing.fake_gpu import cuda_part
 from testing.fake_gpu.build import SOURCES, _compile
 from testing.ranks import REPOSITORY
-
-pytestmark = pytest.mark.fake_gpu
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +42,22 @@ def test_another_checkout_does_not_compile_the_device_again(tmp_path, monkeypatc
     monkeypatch.setattr(subprocess, "Popen", compiled)
     found = [_compile(tmp_path / checkout / "torch", tmp_path) for checkout in ("one", "two")]
     assert found[0] == found[1] and len(begun) == len(SOURCES)
+
+
+def test_in_a_build_for_cuda_the_device_has_what_torch_looks_for_in_its_cuda_part(tmp_path):
+    """And nothing else of it. Here C stands for the libraries of torch."""
+    assert not cuda_part.is_in(tmp_path)
+    (tmp_path / "lib").mkdir()
+    for name, source in {
+        "python": "void launch(void); void share(void); void print(void) { launch(); share(); }",
+        "cuda": "void launch(void) {} void unused(void) {}",
+        "nvshmem": "void share(void) {}",
+    }.items():
+        command = ["gcc", "-shared", "-xc", "-", "-o", str(tmp_path / f"lib/libtorch_{name}.so")]
+        subprocess.run(command, input=source, text=True, check=True)
+    assert cuda_part.is_in(tmp_path)
+    written = cuda_part.write(tmp_path, tmp_path).read_text()
+    assert re.findall(r"void (\w+)\(\) \{ lacks", written) == ["launch", "share"]
 
 
 def test_operators_run_on_one_device_and_waits_are_counted(outputs):

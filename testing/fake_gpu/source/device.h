@@ -1,4 +1,4 @@
-// A "CUDA" device for a CPU build of torch: its memory is the host's, its kernels are the CPU's, its streams are in order.
+// A "CUDA" device for torch: its memory is the host's, its kernels are the CPU's, its streams are in order.
 #pragma once
 
 #include <ATen/core/Tensor.h>

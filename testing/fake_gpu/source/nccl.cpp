@@ -182,3 +182,13 @@ WorkPtr NCCL::barrier(const c10d::BarrierOptions& options) {
 }
 
 }  // namespace fake_gpu
+
+// ---- what libtorch_python.so of a build for CUDA calls while it is loaded (cuda_part.py) -------------------------------
+extern "C" {
+void* _ZN4c10d15get_gil_checkerEv() {  // the place of a pointer, c10d::get_gil_checker()
+  static void* checker;
+  return &checker;
+}
+// The default of an argument, c10d::ProcessGroupNCCL::Options::Options(bool)
+void _ZN4c10d16ProcessGroupNCCL7OptionsC1Eb(void* memory, bool) { new (memory) c10d::Backend::Options("nccl"); }
+}
