@@ -42,6 +42,7 @@ def findings(document: Document, name: str) -> Iterator[Finding]:
                 yield Finding.of("accelerate-fsdp1-option", name, f"fsdp_config.{key}", **values)
         if str(fsdp.get("fsdp_state_dict_type")).upper() == "FULL_STATE_DICT":
             yield Finding.of("accelerate-full-state-dict", name, "fsdp_config.fsdp_state_dict_type")
+    yield from _no_counts(document, name)
     machines, processes = number(document, "num_machines") or 1, number(document, "num_processes")
     if machines > 1:
         rank = document.get("machine_rank", 0)
@@ -71,6 +72,18 @@ def findings(document: Document, name: str) -> Iterator[Finding]:
     if processes and replicate * shard not in (1, processes // others):
         values = {"replicate": replicate, "shard": shard, "processes": processes}
         yield Finding.of("accelerate-mesh", name, "parallelism_config", **values)
+
+
+def _no_counts(document: Document, name: str) -> Iterator[Finding]:
+    """Counts on which accelerate ends with a TypeError ("8"), or silently starts one process (0). It takes a num_processes of -1
+    from its command line."""
+    for key, least in (("num_machines", 1), ("num_processes", 1), ("machine_rank", 0)):
+        value = document.get(key)
+        if value is None or (type(value) is int and value >= least) or (key == "num_processes" and value == -1):
+            continue
+        if "$" not in str(value):  # a variable, which has a finding of its own
+            problem = f"{shown(value)} is not a whole number from {least}"
+            yield Finding("accelerate-not-a-number", name, key, problem, "write the number, without quotes")
 
 
 def _unknown_keys(options: Document, section: str, name: str) -> Iterator[Finding]:

@@ -224,6 +224,16 @@ def test_where_accelerate_starts_one_process_several_are_too_many(check, config,
     assert ("accelerate-processes" in names(report)) is found and len(report.findings) == found
 
 
+@pytest.mark.parametrize("key, value, found", [
+    ("num_processes", "2", True), ("num_processes", 0, True), ("num_processes", 2.5, True), ("num_machines", "1", True),
+    ("machine_rank", "0", True), ("num_processes", -1, False), ("num_processes", None, False),
+], ids=str)  # fmt: skip
+def test_a_count_that_accelerate_cannot_read_is_an_error(check, key, value, found):
+    """It ends with a TypeError on text, and starts one process for 0; lint took both for a count that is not there."""
+    report = check({"a.yaml": {"distributed_type": "MULTI_GPU", "num_processes": 2} | {key: value}})
+    assert names(report) == ({"accelerate-not-a-number"} if found else set())
+
+
 @pytest.mark.parametrize("key, content", [
     ("ds_config", ds(elasticity={})), ("accelerate_config", zero(zero_stage=5)), ("accelerate_config", {"distributed_type": "X"}),
     ("accelerate_config", zero(zero_stage=2, gradient_clipping=0.5)),
