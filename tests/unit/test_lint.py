@@ -301,6 +301,17 @@ def test_parts_of_a_divided_matrix_that_fsdp2_cannot_shard(check):
         assert not said or ("evenly over 3 ranks" in said[0].problem and "ZeRO" in said[0].cure)
 
 
+@pytest.mark.parametrize("sizes, said", [
+    ({"tp_size": 8}, "tp_size 8 does not divide num_processes 4"), ({"tp_size": 2}, ""), ({"dp_shard_size": 4}, ""),
+    ({"dp_replicate_size": 2, "dp_shard_size": 2, "tp_size": 2}, "2 x dp_shard_size 2 x tp_size 2 is not num_processes 4"),
+    ({"dp_replicate_size": 2, "sp_size": 2}, ""), ({"dp_shard_size": 2}, "dp_shard_size 2 is not num_processes 4"),
+], ids=str)  # fmt: skip
+def test_a_mesh_has_as_many_places_as_there_are_processes(check, sizes, said):
+    mesh = fsdp({f"parallelism_config_{key}": size for key, size in sizes.items()}) | {"num_processes": 4}
+    problems = [finding.problem for finding in check({"a.yaml": mesh}).findings if finding.rule == "accelerate-mesh"]
+    assert [said in problem for problem in problems] == [True] * bool(said)
+
+
 def test_notes_are_for_named_files(check, prints):
     files = {"ds.json": ds({"overlap_comm": False}), "r.yaml": recipe(cluster={"ds_config": "ds.json"})}
     check(files)
