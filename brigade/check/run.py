@@ -29,8 +29,6 @@ from .checks import (
 )
 from .findings import fault
 
-# For a login, an interpreter's start and its hello, in which a driver may wake up: as `launch` has.
-LOGIN_SECONDS = 60.0
 SPARE = 10.0  # seconds more for an answer than for what is asked, on a busy line
 UNREACHED = "the host cannot be reached"
 LOGIN = "login"  # the row of whether a host can be reached at all
@@ -52,11 +50,9 @@ class Session:
     async def open(self) -> None:
         """Reach every host that can be reached."""
         try:
-            await rendezvous.connect(list(self.channels.values()), LOGIN_SECONDS)
+            await rendezvous.connect(list(self.channels.values()))
         except rendezvous.HostsFailed as error:
             self.unreached = error.problems
-        except UserError as error:  # one host's own
-            self.unreached = {error.place: error.problem}
 
     async def close(self) -> None:
         """Hang up. Each agent ends what it has started on its host."""

@@ -4,7 +4,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ..errors.console import counted
-from .checks import GROUPS, LEVELS, SIGNS, Level, Result
+from .checks import GROUPS, LEVELS, SIGNS, Level, Result, gravest
 from .run import LOGIN, UNREACHED, Outcome, Row
 
 if TYPE_CHECKING:  # rich takes long to import
@@ -76,10 +76,10 @@ def _cell(results: list[Result]) -> "Text":
 
     if not results:
         return Text("-", "dim")
-    level = max((r.level for r in results), key=LEVELS.index)
-    gravest = [r for r in results if r.level == level]
-    measured = sorted((r for r in gravest if r.amount is not None), key=lambda r: r.amount or 0.0)
-    values = [measured[0].value, measured[-1].value] if measured else [r.value for r in gravest]
+    level = gravest(results)
+    grave = [r for r in results if r.level == level]
+    measured = sorted((r for r in grave if r.amount is not None), key=lambda r: r.amount or 0.0)
+    values = [measured[0].value, measured[-1].value] if measured else [r.value for r in grave]
     words = " to ".join(dict.fromkeys(values)) if measured else " / ".join(dict.fromkeys(values))
     sign = SIGNS[level]
     return Text(sign if words == sign else f"{sign} {words}", STYLES[level])

@@ -26,6 +26,7 @@ from .probing import LINE
 CURES = table(Path(__file__).with_name("cures.yaml"))
 DESCRIPTORS, OTHERS = 4, 128  # open files for each host (three pipes, and a pidfd in newer Pythons), and for all else
 SLOW = 12.0  # seconds of a login, after which the way to the host is looked at
+LOGIN = 60.0  # seconds for a login, an interpreter's start and its hello, in which a driver may wake up
 _ORDER = re.compile(r'\{"?do"?:')  # one of ours, in what a shell says of it
 News = tuple["Channel", str, Fields]  # who says something, its kind (messages.KINDS, "lost"), its fields
 
@@ -53,7 +54,7 @@ class Channel:
         self._errors: list[str] = []
         self._noise: list[str] = []  # of a shell's start-up files
 
-    async def connect(self, timeout: float = 60) -> None:
+    async def connect(self, timeout: float = LOGIN) -> None:
         """Start the agent and wait for its hello. Raises UserError with ssh's own words."""
         greeted = asyncio.get_running_loop().create_future()
         self._answers, self._errors, self._noise = {"hello": greeted}, [], []

@@ -48,15 +48,12 @@ def check_code(channels: list[Channel], project: str | None) -> None:
     raise UserError(place, problem, cure)
 
 
-async def connect(channels: list[Channel], timeout: float = 60) -> None:
-    """Reach every host, each within `timeout` seconds.
-
-    Raises HostsFailed that names each one that cannot be reached, with the first one's cure.
-    """
+async def connect(channels: list[Channel]) -> None:
+    """Reach every host. Raises HostsFailed that names each one that cannot be reached, with the first one's cure."""
     left, failed = channels, []
     for at_once in AT_ONCE:
         few = asyncio.Semaphore(at_once)
-        results = await asyncio.gather(*(_connect(channel, few, timeout) for channel in left), return_exceptions=True)
+        results = await asyncio.gather(*(_connect(channel, few) for channel in left), return_exceptions=True)
         errors = {channel: result for channel, result in zip(left, results, strict=True) if result}
         left = [channel for channel in errors if at_once != AT_ONCE[-1] and _DROPPED.search(str(errors[channel]))]
         failed += [error for channel, error in errors.items() if channel not in left]
@@ -71,9 +68,9 @@ async def connect(channels: list[Channel], timeout: float = 60) -> None:
             raise HostsFailed(error.place, error.problem, error.cure, error.whose, error.hosts, problems) from None
 
 
-async def _connect(channel: Channel, few: asyncio.Semaphore, timeout: float) -> None:
+async def _connect(channel: Channel, few: asyncio.Semaphore) -> None:
     async with few:
-        await channel.connect(timeout)
+        await channel.connect()
 
 
 def check_alike(channels: list[Channel], visible_devices: str | None) -> None:
