@@ -198,14 +198,19 @@ def _raise_all(fault: str, results: Iterable[object]) -> None:
     for error in errors:
         if not isinstance(error, UserError):
             raise error
-    mistakes = [error for error in errors if isinstance(error, UserError)]
-    if len(mistakes) > 1:
-        lines = "; ".join(f"{error.place}: {error.problem}" for error in mistakes[:8])
-        more = f"; and {len(mistakes) - 8} more" if len(mistakes) > 8 else ""
-        places = {error.place for error in mistakes}
-        place = mistakes[0].place if len(places) == 1 else f"{len(places)} hosts {fault}"
-        whose: Whose = "host" if all(error.whose == "host" for error in mistakes) else "user"
-        hosts = tuple(host for error in mistakes for host in error.hosts)
-        raise UserError(place, lines + more, f"for {mistakes[0].place}: {mistakes[0].cure}", whose, hosts)
-    for error in mistakes:
-        raise error
+    together = as_one(fault, [error for error in errors if isinstance(error, UserError)])
+    if together:
+        raise together
+
+
+def as_one(fault: str, mistakes: list[UserError]) -> UserError | None:
+    """One error that says what several say of hosts, with the first one's cure; None without any. fault: what the hosts do"""
+    if len(mistakes) < 2:
+        return next(iter(mistakes), None)
+    lines = "; ".join(f"{error.place}: {error.problem}" for error in mistakes[:8])
+    more = f"; and {len(mistakes) - 8} more" if len(mistakes) > 8 else ""
+    places = {error.place for error in mistakes}
+    place = mistakes[0].place if len(places) == 1 else f"{len(places)} hosts {fault}"
+    whose: Whose = "host" if all(error.whose == "host" for error in mistakes) else "user"
+    hosts = tuple(host for error in mistakes for host in error.hosts)
+    return UserError(place, lines + more, f"for {mistakes[0].place}: {mistakes[0].cure}", whose, hosts)
