@@ -224,16 +224,6 @@ def test_where_accelerate_starts_one_process_several_are_too_many(check, config,
     assert ("accelerate-processes" in names(report)) is found and len(report.findings) == found
 
 
-@pytest.mark.parametrize("key, value, found", [
-    ("num_processes", "2", True), ("num_processes", 0, True), ("num_processes", 2.5, True), ("num_machines", "1", True),
-    ("machine_rank", "0", True), ("num_processes", -1, False), ("num_processes", None, False),
-], ids=str)  # fmt: skip
-def test_a_count_that_accelerate_cannot_read_is_an_error(check, key, value, found):
-    """It ends with a TypeError on text, and starts one process for 0; lint took both for a count that is not there."""
-    report = check({"a.yaml": {"distributed_type": "MULTI_GPU", "num_processes": 2} | {key: value}})
-    assert names(report) == ({"accelerate-not-a-number"} if found else set())
-
-
 @pytest.mark.parametrize("key, content", [
     ("ds_config", ds(elasticity={})), ("accelerate_config", zero(zero_stage=5)), ("accelerate_config", {"distributed_type": "X"}),
     ("accelerate_config", zero(zero_stage=2, gradient_clipping=0.5)),
@@ -299,17 +289,6 @@ def test_parts_of_a_divided_matrix_that_fsdp2_cannot_shard(check):
         said = [finding for finding in report.findings if finding.rule == "recipe-sizes"]
         assert [finding.rule for finding in said] == found
         assert not said or ("evenly over 3 ranks" in said[0].problem and "ZeRO" in said[0].cure)
-
-
-@pytest.mark.parametrize("sizes, said", [
-    ({"tp_size": 8}, "tp_size 8 does not divide num_processes 4"), ({"tp_size": 2}, ""), ({"dp_shard_size": 4}, ""),
-    ({"dp_replicate_size": 2, "dp_shard_size": 2, "tp_size": 2}, "2 x dp_shard_size 2 x tp_size 2 is not num_processes 4"),
-    ({"dp_replicate_size": 2, "sp_size": 2}, ""), ({"dp_shard_size": 2}, "dp_shard_size 2 is not num_processes 4"),
-], ids=str)  # fmt: skip
-def test_a_mesh_has_as_many_places_as_there_are_processes(check, sizes, said):
-    mesh = fsdp({f"parallelism_config_{key}": size for key, size in sizes.items()}) | {"num_processes": 4}
-    problems = [finding.problem for finding in check({"a.yaml": mesh}).findings if finding.rule == "accelerate-mesh"]
-    assert [said in problem for problem in problems] == [True] * bool(said)
 
 
 def test_notes_are_for_named_files(check, prints):
