@@ -11,7 +11,7 @@ from functools import cached_property
 
 from ..errors import UserError, first_line
 from ..hosts import rendezvous
-from ..hosts.connection import Channel, cure_of, transport
+from ..hosts.connection import Channel, cure_of, lines_to
 from .checks import (
     NO_ANSWER,
     STOP,
@@ -40,8 +40,7 @@ class Session:
 
     def __init__(self, wanted: Wanted, run: str, channels: Iterable[Channel] | None = None) -> None:
         self.wanted, self.run = wanted, run
-        lines = ((host, range(slots), transport(host, wanted.launcher)) for host, slots in wanted.slots.items())
-        given = [Channel(*line, asyncio.Queue()) for line in lines] if channels is None else channels
+        given = lines_to(wanted.slots, wanted.launcher) if channels is None else channels
         self.channels = {channel.host: channel for channel in given}
         self.unreached: dict[str, str] = {}
         self._asked: dict[str, asyncio.Task[Facts]] = {}

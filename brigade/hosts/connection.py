@@ -9,6 +9,7 @@ import shlex
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -266,6 +267,12 @@ def transport(host: str, launcher: str) -> list[str]:
     remote = f"cd {shlex.quote(str(REPOSITORY))} && exec {shlex.join(agent)}"
     # Without "--" a host that is called -oProxyCommand=... would be an option.
     return ["ssh", *ssh.options(), "--", host, remote]
+
+
+def lines_to(hosts: Mapping[str, int], launcher: str, patience: float = SILENCE) -> list[Channel]:
+    """A line to each host, to ask it something. hosts: host -> slots"""
+    queue: asyncio.Queue[News] = asyncio.Queue()  # which nobody reads
+    return [Channel(host, range(slots), transport(host, launcher), queue, patience) for host, slots in hosts.items()]
 
 
 def is_here(host: str) -> bool:
