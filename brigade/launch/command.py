@@ -71,7 +71,7 @@ def _check_unread(options: argparse.Namespace) -> None:
     if options.to is not None and not options.write:
         raise UserError("flag --to", "it says where --write writes, which is not given", "add --write KIND")
     for flag, takes in table(FLAGS).items() if options.write else ():
-        unset = (None, False, takes.get("default"))
+        unset = (None, takes.get("default", False))
         if flag not in OF_JOB_FILES and getattr(options, flag.replace("-", "_")) not in unset:
             problem = "it is about a launch from here, and a written job file does not hold it"
             raise UserError(f"flag --{flag}", problem, "leave it out")

@@ -80,7 +80,7 @@ def test_mistakes_are_told_before_any_host_is_asked(hostfile):
 @pytest.mark.parametrize("words, flag", [
     (["--to", "mine.sbatch"], "flag --to"),
     *((["--write", "kubernetes", *more], f"flag {more[0]}") for more in (
-        ["--env", "HOME"], ["--launcher", "torchrun"], ["--dry-run"], ["--detach"], ["--restart_pause", "60"],
+        ["--env", "HOME"], ["--launcher", "torchrun"], ["--dry-run"], ["--detach"], ["--restart_pause", "0"],
     )),
 ], ids=str)  # fmt: skip
 def test_a_flag_that_a_job_file_does_not_hold_is_refused(hostfile, mistake, words, flag):
