@@ -85,6 +85,11 @@ def write(folder: Path, name: str, settings: Settings, base: Base, output: Path,
     path = folder / "README.md"
     if path.exists():
         raise UserError(str(path), "there is a model card already", "remove it, or export to a new directory")
+    path.write_text(_text(folder, name, settings, base, output, whole, final))
+    return path
+
+
+def _text(folder: Path, name: str, settings: Settings, base: Base, output: Path, whole: bool, final: bool) -> str:
     from huggingface_hub import ModelCard, ModelCardData
 
     model, files = settings.recipe.model, sorted(folder.glob("*.gguf"))
@@ -119,9 +124,7 @@ def write(folder: Path, name: str, settings: Settings, base: Base, output: Path,
     versions = run.get("versions")
     if versions:
         parts.append("## Versions\n\n" + ", ".join(f"{package} {version}" for package, version in versions.items()))
-    card = ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(parts) + "\n", ignore_metadata_errors=True)
-    path.write_text(str(card))
-    return path
+    return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(parts) + "\n", ignore_metadata_errors=True))
 
 
 def auto_class(settings: Settings) -> str:
