@@ -13,7 +13,6 @@ import json
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,12 +23,12 @@ from typing import Any
 
 from benchmarks import pages
 from benchmarks.pages import EVIDENCE, markdown
+from benchmarks.soak import HOSTS, LAUNCHING, start
 from testbed.cluster import Cluster
 from testbed.needs import require
 
 RESULTS = pages.RESULTS / "elastic.csv"
 PAGE = EVIDENCE / "local-training.md"
-HOSTS, LAUNCHING = ("node1", "node2", "node3"), "node4"
 EVERY = 10  # steps of a round
 STEPS, LONGER, LONG = 400, 1500, 5600  # the last takes longer than MINUTES
 FLAGS = (
@@ -71,16 +70,8 @@ class Run:
 
 def launch(cluster: Cluster, name: str, steps: int) -> Run:
     folder = cluster.shared / name.replace(" ", "-").replace(",", "")
-    folder.mkdir()
-    hostfile = cluster.hostfile(dict.fromkeys(HOSTS, 1))
-    where = f"--hostfile {hostfile} --launcher torchrun --log_dir {folder / 'logs'} --output_dir {folder / 'run'}"
     how = "--elastic --restart_pause 2 --restarts 40 --start_timeout 120"
-    command = f"-m brigade launch recipes/tiny/full.yaml {where} {how} {FLAGS} --max_steps {steps}"
-    with (folder / "said").open("wb") as out:
-        process = cluster[LAUNCHING].popen(
-            [sys.executable, *command.split()], stdout=out, stderr=out, OMP_NUM_THREADS="1"
-        )
-    return Run(cluster, folder, process)
+    return Run(cluster, folder, start(cluster, folder, f"{how} {FLAGS} --max_steps {steps}"))
 
 
 # ---- faults ------------------------------------------------------------------------------------------------------

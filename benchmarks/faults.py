@@ -83,8 +83,7 @@ def main() -> int:
         try:
             measure(options.times, options.only or list(FAULTS), rows)
         finally:  # an hour's work: what was measured before something failed is kept
-            measured = {row["fault"] for row in rows}
-            pages.save(RESULTS, [row for row in pages.read(RESULTS) if row["fault"] not in measured] + rows)
+            pages.replace(RESULTS, rows, "fault")
     pages.write(PAGE, tables())
     return 0
 

@@ -45,6 +45,12 @@ def save(path: Path, rows: list[Row]) -> None:
             file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
+def replace(path: Path, rows: list[Row], key: str) -> None:
+    """Save rows in the place of those that have the same `key`; all others stay."""
+    again = {row[key] for row in rows}
+    save(path, [row for row in (read(path) if path.exists() else []) if row[key] not in again] + rows)
+
+
 def machine() -> str:
     """The processor and how many of its cores are there."""
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""

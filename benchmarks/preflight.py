@@ -142,9 +142,7 @@ def main() -> int:
         try:
             measure(options.times, options.only or names, rows)
         finally:
-            measured = {row["fault"] for row in rows}
-            kept = [row for row in pages.read(RESULTS) if row["fault"] not in measured] if RESULTS.exists() else []
-            pages.save(RESULTS, kept + rows)
+            pages.replace(RESULTS, rows, "fault")
     pages.write(PAGE, tables())
     return 0
 

@@ -129,17 +129,19 @@ STRIKES = (
 
 
 # ---- the runs ----------------------------------------------------------------------------------------------------
-def launch(cluster: Cluster, name: str, steps: int, words: str = "") -> Soak:
-    folder = cluster.shared / name
+def start(cluster: Cluster, folder: Path, words: str) -> subprocess.Popen[Any]:
+    """Launch the tiny recipe on HOSTS, from LAUNCHING. What it says goes into folder/said."""
     folder.mkdir()
     hostfile = cluster.hostfile(dict.fromkeys(HOSTS, 1))
     where = f"--hostfile {hostfile} --launcher torchrun --log_dir {folder / 'logs'} --output_dir {folder / 'run'}"
-    command = f"-m brigade launch recipes/tiny/full.yaml {where} --silence {SILENCE} {words} {TRAIN.format(steps)}"
+    command = f"-m brigade launch recipes/tiny/full.yaml {where} {words}"
     with (folder / "said").open("wb") as out:
-        process = cluster[LAUNCHING].popen(
-            [sys.executable, *command.split()], stdout=out, stderr=out, OMP_NUM_THREADS="1"
-        )
-    return Soak(cluster, process, folder)
+        return cluster[LAUNCHING].popen([sys.executable, *command.split()], stdout=out, stderr=out, OMP_NUM_THREADS="1")
+
+
+def launch(cluster: Cluster, name: str, steps: int, words: str = "") -> Soak:
+    folder = cluster.shared / name
+    return Soak(cluster, start(cluster, folder, f"--silence {SILENCE} {words} {TRAIN.format(steps)}"), folder)
 
 
 def undisturbed(cluster: Cluster, name: str, steps: int) -> Soak:

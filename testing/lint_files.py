@@ -159,6 +159,7 @@ EXAMPLES = {
          "config.json": {"model_type": "qwen3_moe", "num_experts": 7}},
         "r.yaml:7: model.model_name_or_path"),
     "env-line": ({".deepspeed_env": "NCCL_DEBUG=INFO\n\nA=1\n"}, ".deepspeed_env:2"),
+    "env-value": ({".deepspeed_env": "A=1\nB=\"x y\"\n"}, ".deepspeed_env:2"),
 }  # fmt: skip
 
 

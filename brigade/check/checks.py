@@ -13,6 +13,7 @@ from ..errors import UserError
 from ..errors.tables import Fields, table
 from ..hosts import Facts as Facts
 from ..hosts.job import Job
+from ..hosts.rendezvous import as_one
 
 Level = Literal["green", "grey", "yellow", "red"]
 T = TypeVar("T")
@@ -130,13 +131,9 @@ def exit_code(results: list[Result]) -> int:
 def refusal(results: list[Result]) -> UserError | None:
     """The error that red results mean for a launch, except those of hosts that did not answer; None without any."""
     red = [result for result in results if result.level == "red" and result.value != NO_ANSWER]
-    if not red:
-        return None
-    lines = "; ".join(f"{result.host}: {result.problem}" for result in red[:8])
-    more = f"; and {len(red) - 8} more" if len(red) > 8 else ""
-    places = {result.host for result in red}
-    place = red[0].host if len(places) == 1 else f"{len(places)} hosts are not sound"
-    return UserError(place, f"{red[0].problem}: {red[0].why}" if len(red) == 1 else lines + more, red[0].cure)
+    if len(red) == 1:
+        return UserError(red[0].host, f"{red[0].problem}: {red[0].why}", red[0].cure)
+    return as_one("are not sound", [UserError(result.host, result.problem, result.cure) for result in red])
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,7 @@ def _words(job: Job) -> list[str]:
 async def _launch(job: Job, hosts: Hosts, logs: str) -> tuple[int, str]:
     """Exit code and output of the launch. Stops it in good order when the check itself is stopped."""
     words = [sys.executable, *_words(job), "--log_dir", f"{logs}/logs"]
+    words += [word for name in hosts.wanted.environment for word in ("--env", name)]  # those of check's own --env, too
     process = await asyncio.create_subprocess_exec(
         *words,
         stdin=asyncio.subprocess.DEVNULL,

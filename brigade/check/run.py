@@ -11,7 +11,7 @@ from functools import cached_property
 
 from ..errors import UserError, first_line
 from ..hosts import rendezvous
-from ..hosts.connection import Channel, cure_of, transport
+from ..hosts.connection import Channel, cure_of, lines_to
 from .checks import (
     NO_ANSWER,
     STOP,
@@ -29,8 +29,6 @@ from .checks import (
 )
 from .findings import fault
 
-# For a login, an interpreter's start and its hello, in which a driver may wake up: as `launch` has.
-LOGIN_SECONDS = 60.0
 SPARE = 10.0  # seconds more for an answer than for what is asked, on a busy line
 UNREACHED = "the host cannot be reached"
 LOGIN = "login"  # the row of whether a host can be reached at all
@@ -42,8 +40,7 @@ class Session:
 
     def __init__(self, wanted: Wanted, run: str, channels: Iterable[Channel] | None = None) -> None:
         self.wanted, self.run = wanted, run
-        lines = ((host, range(slots), transport(host, wanted.launcher)) for host, slots in wanted.slots.items())
-        given = [Channel(*line, asyncio.Queue()) for line in lines] if channels is None else channels
+        given = lines_to(wanted.slots, wanted.launcher) if channels is None else channels
         self.channels = {channel.host: channel for channel in given}
         self.unreached: dict[str, str] = {}
         self._asked: dict[str, asyncio.Task[Facts]] = {}
@@ -52,11 +49,9 @@ class Session:
     async def open(self) -> None:
         """Reach every host that can be reached."""
         try:
-            await rendezvous.connect(list(self.channels.values()), LOGIN_SECONDS)
+            await rendezvous.connect(list(self.channels.values()))
         except rendezvous.HostsFailed as error:
             self.unreached = error.problems
-        except UserError as error:  # one host's own
-            self.unreached = {error.place: error.problem}
 
     async def close(self) -> None:
         """Hang up. Each agent ends what it has started on its host."""

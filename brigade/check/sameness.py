@@ -13,7 +13,10 @@ from pathlib import Path
 from ..errors.tables import table
 from ..errors.versions import FILES, pins
 from ..hosts.job import Job
+from ..train.host.urls import is_remote
 from ..train.recipe.files import REPOSITORY
+from ..train.recipe.objectives import named_models
+from ..train.recipe.program import function_files
 from .checks import LEVELS, Facts, Hosts, Level, Result, check, most_common, sound
 from .findings import fault
 
@@ -41,12 +44,16 @@ def paths_of(job: Job | None) -> dict[str, str]:
     path_of = {"code": str(REPOSITORY), "environment": sys.prefix}
     if job is None:
         return path_of
-    data, model = job.settings.recipe.data, job.settings.recipe.model
-    for source in data.sources:
-        for name in filter(None, (source.train_file, source.validation_file)):
-            path_of[f"data {name}"] = _as_ranks(re.split(r"[^/]*[*?\[]", name)[0] or ".")  # of a pattern the directory
-    if _is_folder(model.model_name_or_path):
-        path_of["model"] = _as_ranks(model.model_name_or_path)
+    recipe = job.settings.recipe
+    for source in recipe.data.sources:
+        folder = source.dataset_name if _is_folder(source.dataset_name or "?") else None
+        for name in (source.train_file, source.validation_file, source.image_folder, folder):
+            if name and not is_remote(name):
+                # Of a pattern the directory.
+                path_of[f"data {name}"] = _as_ranks(re.split(r"[^/]*[*?\[]", name)[0] or ".")
+    for key, name in named_models(recipe).items():
+        if _is_folder(name):
+            path_of[key.partition("_")[0]] = _as_ranks(name)
     return path_of | {"recipe": str(job.settings.recipe_path.absolute()), "output": str(job.output_dir.absolute())}
 
 
@@ -62,14 +69,15 @@ def _is_folder(name: str) -> bool:
 
 
 def own_files(job: Job | None) -> list[str]:
-    """The files that this run's ranks read besides code and data: its recipe, and what of a strategy it names."""
+    """The files that this run's ranks read besides code and data: its recipe, its strategy's, a chat template and
+    functions of the user's."""
     if job is None:
         return []
-    files, cluster = [str(job.settings.recipe_path.absolute())], job.settings.recipe.cluster
-    for source in (cluster.ds_config, cluster.accelerate_config):
-        if isinstance(source, str) and source != "none" and Path(source).suffix in (".json", ".yaml", ".yml"):
-            files.append(_as_ranks(source))
-    return files
+    cluster, named = job.settings.recipe.cluster, [*function_files(job.settings).values()]
+    for source in (cluster.ds_config, cluster.accelerate_config, job.settings.recipe.data.chat_template):
+        if isinstance(source, str) and Path(source).suffix in (".json", ".yaml", ".yml", ".jinja"):
+            named.append(source)
+    return [str(job.settings.recipe_path.absolute()), *map(_as_ranks, named)]
 
 
 @check("system", seconds=30)
@@ -92,8 +100,9 @@ def _minor(kernel: str) -> str:
 @check("code", seconds=30)
 async def code(hosts: Hosts) -> AsyncIterator[Result]:
     """Reads the commit and the changed files by git, and a hash of train.py, brigade/, recipes and configs. Threshold: none
-    differs from what most hosts have; red are files that this run reads: train.py, brigade/, its own recipe and configs. Others,
-    those that `make setup` reads, and another commit with the same files, are a warning."""
+    differs from what most hosts have; red are files that this run reads: train.py, brigade/, its own recipe and configs, its chat
+    template and the user's functions. Others, those that `make setup` reads, and another commit with the same files, are a
+    warning."""
     looked = await look(hosts)
     own = {host: {short_path(path): found for path, found in facts["own"].items()} for host, facts in looked.items()}
     clones = {
@@ -224,7 +233,7 @@ def short_path(path: str) -> str:
 
 
 def is_read(path: str, own: Collection[str]) -> bool:
-    """Tell whether ranks read it. own: the run's recipe and configs"""
+    """Tell whether ranks read it. own: see own_files()"""
     return path == "train.py" or path.startswith("brigade/") or path in own
 
 

@@ -1,10 +1,10 @@
 """One table of all checks: checks down, hosts across. Hosts that agree are one column."""
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors.console import counted
-from .checks import GROUPS, LEVELS, SIGNS, Level, Result
+from .checks import GROUPS, LEVELS, SIGNS, Result, gravest
 from .run import LOGIN, UNREACHED, Outcome, Row
 
 if TYPE_CHECKING:  # rich takes long to import
@@ -76,16 +76,16 @@ def _cell(results: list[Result]) -> "Text":
 
     if not results:
         return Text("-", "dim")
-    level = max((r.level for r in results), key=LEVELS.index)
-    gravest = [r for r in results if r.level == level]
-    measured = sorted((r for r in gravest if r.amount is not None), key=lambda r: r.amount or 0.0)
-    values = [measured[0].value, measured[-1].value] if measured else [r.value for r in gravest]
+    level = gravest(results)
+    grave = [r for r in results if r.level == level]
+    measured = sorted((r for r in grave if r.amount is not None), key=lambda r: r.amount or 0.0)
+    values = [measured[0].value, measured[-1].value] if measured else [r.value for r in grave]
     words = " to ".join(dict.fromkeys(values)) if measured else " / ".join(dict.fromkeys(values))
     sign = SIGNS[level]
     return Text(sign if words == sign else f"{sign} {words}", STYLES[level])
 
 
-def result_lines(outcome: Outcome, least: Level = "grey") -> "list[Text]":
+def result_lines(outcome: Outcome, least: Literal["grey", "yellow"] = "grey") -> "list[Text]":
     """What each warning and fault is, where, why it matters and what cures it; hosts with the same one share an entry. Then, in
     one line each, what cannot be known; and what quick checks do not try. least: leave out what is less grave"""
     from rich.text import Text
@@ -109,7 +109,7 @@ def result_lines(outcome: Outcome, least: Level = "grey") -> "list[Text]":
                 shown.append(head)
                 continue
             shown.append(head.append(f"\n     why: {own[1]}\n    cure: {own[2]}"))
-    if "grey" in LEVELS[LEVELS.index(least) :]:
+    if least == "grey":
         unreached = (
             [r.host for r in outcome.rows[0].results if r.level == "red"] if outcome.rows[0].name == LOGIN else []
         )

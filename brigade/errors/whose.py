@@ -20,13 +20,11 @@ _PASSING = {
     *(errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EAGAIN),
 }
 # The last resort, for libraries that name a failed device only in words. Most other errors of CUDA are the program's.
-_IN_WORDS: dict[Whose, re.Pattern[str]] = {
-    "host": re.compile(
-        r"uncorrectable|ECC error|NVLink|fallen off the bus|no CUDA-capable device|device\(s\) is/are busy or unavailable"
-        r"|hardware (stack )?error|(CUDA|NVML).*unknown error|system not yet initialized",
-        re.IGNORECASE,
-    )
-}
+_HOST_IN_WORDS = re.compile(
+    r"uncorrectable|ECC error|NVLink|fallen off the bus|no CUDA-capable device|device\(s\) is/are busy or unavailable"
+    r"|hardware (stack )?error|(CUDA|NVML).*unknown error|system not yet initialized",
+    re.IGNORECASE,
+)
 
 
 def of_errno(number: int | None) -> Whose:
@@ -45,7 +43,7 @@ def of_error(error: BaseException) -> tuple[Whose, tuple[str, ...]]:
     by_number = of_errno(error.errno) if isinstance(error, OSError) else "run"
     if by_number != "run":
         return by_number, ()
-    return next((whose for whose, pattern in _IN_WORDS.items() if pattern.search(words)), "run"), ()
+    return "host" if _HOST_IN_WORDS.search(words) else "run", ()
 
 
 def of_ranks(verdicts: Sequence[tuple[Whose | None, str]]) -> tuple[Whose, tuple[str, ...]] | None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from ..errors import UserError
+from ..train.data.sources import each
 from ..train.host.hub import is_path
 from ..train.model import packaged
 from ..train.model.location import location
@@ -148,43 +149,37 @@ def _losses(settings: Settings, output: Path, final: bool) -> list[str]:
     return [f"Held-out loss: {after:.4f}{unit} after {recorded['steps']} steps{fell}."]
 
 
+def load_call(name: str, auto: str, adapters: bool, dora: bool, base: str) -> str:
+    """Return the expression that loads what was exported. auto: see auto_class(); base: of adapters"""
+    if adapters and auto == CLASSIFIER:  # with one label, which a base does not say
+        return f'AutoPeftModelForSequenceClassification.from_pretrained("{name}", num_labels=1)'
+    if adapters and dora:  # Transformers leaves DoRA's magnitudes out, without a word
+        return f'PeftModel.from_pretrained({auto}.from_pretrained("{base}"), "{name}")'
+    return f'{auto}.from_pretrained("{name}")'
+
+
 def _loading(name: str, whole: bool, dora: bool, base: Base, files: list[Path], auto: str) -> str:
-    load = f'model = {auto}.from_pretrained("{name}")'
+    call = load_call(name, auto, not whole, dora, base.name)
     reader = "AutoProcessor" if auto == WITH_IMAGES else "AutoTokenizer"
-    imports = [f"from transformers import {auto}, {reader}", ""]
-    if not whole and dora:  # Transformers leaves DoRA's magnitudes out, without a word
-        imports.insert(0, "from peft import PeftModel")
-        load = f'base = {auto}.from_pretrained("{base.name}")\n'
-        load += f'model = PeftModel.from_pretrained(base, "{name}")'
-    if not whole and auto == CLASSIFIER:  # with one label, which a base does not say
-        imports = [
-            "from peft import AutoPeftModelForSequenceClassification",
-            "from transformers import AutoTokenizer",
-            "",
-        ]
-        load = f'model = AutoPeftModelForSequenceClassification.from_pretrained("{name}", num_labels=1)'
+    of_peft = re.match(r"\w*Peft\w+", call)
+    imports = [f"from peft import {of_peft[0]}"] if of_peft else []
+    imports += [f"from transformers import {f'{auto}, ' if auto in call else ''}{reader}", ""]
     variable = reader.removeprefix("Auto").lower()
-    lines = ["```python", *imports, f'{variable} = {reader}.from_pretrained("{name}")', load, "```"]
+    lines = ["```python", *imports, f'{variable} = {reader}.from_pretrained("{name}")', f"model = {call}", "```"]
     for file in files:
         lines += ["", f"llama.cpp: `llama-cli -hf {name} --hf-file {file.name}`"]
     return "\n".join(lines)
 
 
-def _named(settings: Settings) -> list[tuple[str | None, str | None]]:
-    """Return (dataset_name, train_file) of each source of a run's data."""
-    data = settings.recipe.data
-    sources = [(source.dataset_name, source.train_file) for source in data.datasets or ()]
-    return sources or [(data.dataset_name, data.train_file)]
-
-
 def _sources(settings: Settings) -> list[str]:
-    return [_shown(name, "dataset_name") if name else _shown(file, "train_file") for name, file in _named(settings)]
+    named = ((source.dataset_name, source.train_file) for source, _ in each(settings))
+    return [_shown(name, "dataset_name") if name else _shown(file, "train_file") for name, file in named]
 
 
 def _on_hub(settings: Settings) -> list[str]:
     """Return the data sets that are names on the Hub."""
-    names = [name for name, _ in _named(settings) if name]
-    return [name for name in names if "/" in name and _is_on_hub(name)]
+    names = (source.dataset_name for source, _ in each(settings))
+    return [name for name in names if name and "/" in name and _is_on_hub(name)]
 
 
 def _keys(settings: Settings) -> str:

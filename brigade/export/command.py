@@ -139,11 +139,7 @@ def _report(done: "hugging_face.ExportResult", model: "ModelSection", auto: str,
         if model.load_in_4bit:
             cure = "load it so, or --merge, to get the run's own losses"
             out.print(f"They were trained on that base in 4 bits: {cure}.")
-    load = f'{auto}.from_pretrained("{done.directory}")'
-    if done.base and model.use_dora:  # Transformers leaves DoRA's magnitudes out, without a word
-        load = f'PeftModel.from_pretrained({auto}.from_pretrained("{done.base}"), "{done.directory}")'
-    if done.base and auto == card.CLASSIFIER:
-        load = f'AutoPeftModelForSequenceClassification.from_pretrained("{done.directory}", num_labels=1)'
-    out.print(f"Load it: {load}")
+    call = card.load_call(str(done.directory), auto, bool(done.base), model.use_dora, done.base or "")
+    out.print(f"Load it: {call}")
     for file in sorted(done.directory.glob("*.gguf")):
         out.print(f"Chat with it: llama-cli -m {file}")

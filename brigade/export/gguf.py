@@ -210,9 +210,9 @@ def _write_tensors(
         values = load()
         if family.interleaved and name.endswith(("q_proj.weight", "k_proj.weight")):
             values = _interleave(values, _head_dim(config))
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             written = gguf.quants.quantize(values, _form(shape, kind))
-        if written.dtype == np.float16 and not np.isfinite(written).all():
+        if not np.isfinite(written if written.dtype == np.float16 else values).all():  # blocks of Q8_0 do not show it
             problem = f"{name} has a weight beyond F16's range, 65504, or one that is not finite"
             raise UserError(str(folder), problem, "write bf16: `--outtype bf16` of llama.cpp's convert_hf_to_gguf.py")
         writer.write_tensor_data(written)

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +73,7 @@ def export(
             base = weights(settings, config) if adapted else ""
             load = _merged if merge else _adapters if adapted else _whole
             model, state = load(settings, config, source, base, dtype)
+            _check_range(model.state_dict() if state is None else state, source)
             templates = chat_template.load(settings, tokenizer)
             generation = getattr(model, "generation_config", None)  # a reward model has none
             chat_template.chat_format(tokenizer, templates).record(tokenizer, generation)
@@ -89,6 +90,14 @@ def export(
             files.by_umask(*folder.glob("*.safetensors"))
     of_adapters = None if state is None else model.peft_config["default"].base_model_name_or_path
     return ExportResult(destination, source, of_adapters, untrained)
+
+
+def _check_range(weights: Mapping[str, torch.Tensor], source: Path) -> None:
+    """Raise UserError for a weight that fp16 does not hold: it has become infinite, without a word."""
+    for name, weight in weights.items():
+        if weight.dtype == torch.float16 and not weight.isfinite().all():
+            problem = f"{name} has a weight beyond fp16's range, 65504, or one that is not finite"
+            raise UserError(str(source), problem, "write another format: --dtype bf16 or fp32")
 
 
 @contextmanager

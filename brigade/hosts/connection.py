@@ -9,6 +9,7 @@ import shlex
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from .probing import LINE
 CURES = table(Path(__file__).with_name("cures.yaml"))
 DESCRIPTORS, OTHERS = 4, 128  # open files for each host (three pipes, and a pidfd in newer Pythons), and for all else
 SLOW = 12.0  # seconds of a login, after which the way to the host is looked at
+LOGIN = 60.0  # seconds for a login, an interpreter's start and its hello, in which a driver may wake up
 _ORDER = re.compile(r'\{"?do"?:')  # one of ours, in what a shell says of it
 News = tuple["Channel", str, Fields]  # who says something, its kind (messages.KINDS, "lost"), its fields
 
@@ -53,7 +55,7 @@ class Channel:
         self._errors: list[str] = []
         self._noise: list[str] = []  # of a shell's start-up files
 
-    async def connect(self, timeout: float = 60) -> None:
+    async def connect(self, timeout: float = LOGIN) -> None:
         """Start the agent and wait for its hello. Raises UserError with ssh's own words."""
         greeted = asyncio.get_running_loop().create_future()
         self._answers, self._errors, self._noise = {"hello": greeted}, [], []
@@ -265,6 +267,12 @@ def transport(host: str, launcher: str) -> list[str]:
     remote = f"cd {shlex.quote(str(REPOSITORY))} && exec {shlex.join(agent)}"
     # Without "--" a host that is called -oProxyCommand=... would be an option.
     return ["ssh", *ssh.options(), "--", host, remote]
+
+
+def lines_to(hosts: Mapping[str, int], launcher: str, patience: float = SILENCE) -> list[Channel]:
+    """A line to each host, to ask it something. hosts: host -> slots"""
+    queue: asyncio.Queue[News] = asyncio.Queue()  # which nobody reads
+    return [Channel(host, range(slots), transport(host, launcher), queue, patience) for host, slots in hosts.items()]
 
 
 def is_here(host: str) -> bool:

@@ -131,12 +131,16 @@ def hosts_of_slurm_job(env: Mapping[str, str]) -> dict[str, int]:
     if not nodes:
         problem = "this shell is in no Slurm allocation (SLURM_JOB_NODELIST is not set)"
         raise UserError("launcher slurm", problem, "salloc first, or submit a script: --write sbatch")
-    listed = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True)
-    if listed.returncode:
-        raise UserError("scontrol show hostnames", listed.stderr.strip(), "is Slurm's client installed on this host?")
+    command = ["scontrol", "show", "hostnames", nodes]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = f"it cannot be started: {error.strerror}" if isinstance(error, OSError) else error.stderr.strip()
+        raise UserError("scontrol show hostnames", said, "is Slurm's client installed on this host?") from None
     asked = ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE", "SLURM_NTASKS_PER_NODE")
     slots = next((env[name] for name in asked if env.get(name)), "1")
-    return dict.fromkeys(listed.stdout.split(), int(slots.rpartition(":")[2]))  # "h100:8"
+    kinds = (kind.rpartition(":")[2] for kind in slots.split(","))  # "8", "h100:8" or "a100:4,v100:4"
+    return dict.fromkeys(listed, sum(map(int, kinds)))
 
 
 def forwarded(env: Mapping[str, str], extra: list[str]) -> dict[str, str]:

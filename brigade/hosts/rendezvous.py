@@ -48,15 +48,12 @@ def check_code(channels: list[Channel], project: str | None) -> None:
     raise UserError(place, problem, cure)
 
 
-async def connect(channels: list[Channel], timeout: float = 60) -> None:
-    """Reach every host, each within `timeout` seconds.
-
-    Raises HostsFailed that names each one that cannot be reached, with the first one's cure.
-    """
+async def connect(channels: list[Channel]) -> None:
+    """Reach every host. Raises HostsFailed that names each one that cannot be reached, with the first one's cure."""
     left, failed = channels, []
     for at_once in AT_ONCE:
         few = asyncio.Semaphore(at_once)
-        results = await asyncio.gather(*(_connect(channel, few, timeout) for channel in left), return_exceptions=True)
+        results = await asyncio.gather(*(_connect(channel, few) for channel in left), return_exceptions=True)
         errors = {channel: result for channel, result in zip(left, results, strict=True) if result}
         left = [channel for channel in errors if at_once != AT_ONCE[-1] and _DROPPED.search(str(errors[channel]))]
         failed += [error for channel, error in errors.items() if channel not in left]
@@ -71,9 +68,9 @@ async def connect(channels: list[Channel], timeout: float = 60) -> None:
             raise HostsFailed(error.place, error.problem, error.cure, error.whose, error.hosts, problems) from None
 
 
-async def _connect(channel: Channel, few: asyncio.Semaphore, timeout: float) -> None:
+async def _connect(channel: Channel, few: asyncio.Semaphore) -> None:
     async with few:
-        await channel.connect(timeout)
+        await channel.connect()
 
 
 def check_alike(channels: list[Channel], visible_devices: str | None) -> None:
@@ -201,14 +198,19 @@ def _raise_all(fault: str, results: Iterable[object]) -> None:
     for error in errors:
         if not isinstance(error, UserError):
             raise error
-    mistakes = [error for error in errors if isinstance(error, UserError)]
-    if len(mistakes) > 1:
-        lines = "; ".join(f"{error.place}: {error.problem}" for error in mistakes[:8])
-        more = f"; and {len(mistakes) - 8} more" if len(mistakes) > 8 else ""
-        places = {error.place for error in mistakes}
-        place = mistakes[0].place if len(places) == 1 else f"{len(places)} hosts {fault}"
-        whose: Whose = "host" if all(error.whose == "host" for error in mistakes) else "user"
-        hosts = tuple(host for error in mistakes for host in error.hosts)
-        raise UserError(place, lines + more, f"for {mistakes[0].place}: {mistakes[0].cure}", whose, hosts)
-    for error in mistakes:
-        raise error
+    together = as_one(fault, [error for error in errors if isinstance(error, UserError)])
+    if together:
+        raise together
+
+
+def as_one(fault: str, mistakes: list[UserError]) -> UserError | None:
+    """One error that says what several say of hosts, with the first one's cure; None without any. fault: what the hosts do"""
+    if len(mistakes) < 2:
+        return next(iter(mistakes), None)
+    lines = "; ".join(f"{error.place}: {error.problem}" for error in mistakes[:8])
+    more = f"; and {len(mistakes) - 8} more" if len(mistakes) > 8 else ""
+    places = {error.place for error in mistakes}
+    place = mistakes[0].place if len(places) == 1 else f"{len(places)} hosts {fault}"
+    whose: Whose = "host" if all(error.whose == "host" for error in mistakes) else "user"
+    hosts = tuple(host for error in mistakes for host in error.hosts)
+    return UserError(place, lines + more, f"for {mistakes[0].place}: {mistakes[0].cure}", whose, hosts)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import sys
 import tempfile
@@ -119,5 +120,8 @@ def follow(record: Fields, seconds: float = 0.5) -> int:
 
 def _log(logs: Path) -> Path | None:
     newest = sorted(logs.rglob("rank-0*.log"), key=lambda path: path.stat().st_mtime)
-    whole = [path for path in newest if not path.stem.endswith((".first", ".before"))]
+    # Of many ranks the first one's is rank-00-HOST.log, beside rank-01-HOST.log.
+    whole = [
+        path for path in newest if re.match("rank-0+-", path.name) and not path.stem.endswith((".first", ".before"))
+    ]
     return logs / LAUNCH_LOG if (logs / LAUNCH_LOG).exists() else whole[-1] if whole else None

@@ -28,15 +28,19 @@ from .supervisor import Options
 from .write import SUFFIXES
 
 PASSES_ON = True  # words that are not ours are train.py's flags
+FLAGS = Path(__file__).with_suffix(".yaml")
+# What --write reads, or refuses with a cure of its own.
+OF_JOB_FILES = ("recipe", "script", "hostfile", "write", "to", "restarts", "elastic", "min_hosts", "spare")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    add_flags(parser, table(Path(__file__).with_suffix(".yaml")), SUFFIXES=SUFFIXES)
+    add_flags(parser, table(FLAGS), SUFFIXES=SUFFIXES)
 
 
 def run(options: argparse.Namespace) -> int:
     """Launch a recipe, or write its job file. Returns the exit code."""
+    _check_unread(options)
     in_slurm = "SLURM_JOB_ID" in os.environ and options.hostfile is None
     hosts = None
     if options.launcher == "slurm" or (options.launcher is None and in_slurm and not options.write):
@@ -49,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     job = make(options.recipe, options.rest, options.hostfile, hosts, options.script)
     restarts = policy.Policy(options.restarts or 0, options.min_hosts, tuple(options.spare), options.restart_pause)
     if options.elastic:
-        return _launch_elastic(job, options)
+        return _launch_elastic(job, "slurm" if hosts is not None else options.launcher, options)
     policy.check(job, restarts)
     if options.write:
         write.write(job, options.write, options.to, policy.for_slurm(restarts, options.write))
@@ -60,6 +64,17 @@ def run(options: argparse.Namespace) -> int:
         print(dry_run(job, launcher, options, sorted(handed_on)))
         return 0
     return _launch(job, launcher, handed_on, restarts, options)
+
+
+def _check_unread(options: argparse.Namespace) -> None:
+    """Raise UserError for a flag of which a written job file would hold nothing, and for --to without one."""
+    if options.to is not None and not options.write:
+        raise UserError("flag --to", "it says where --write writes, which is not given", "add --write KIND")
+    for flag, takes in table(FLAGS).items() if options.write else ():
+        unset = (None, takes.get("default", False))
+        if flag not in OF_JOB_FILES and getattr(options, flag.replace("-", "_")) not in unset:
+            problem = "it is about a launch from here, and a written job file does not hold it"
+            raise UserError(f"flag --{flag}", problem, "leave it out")
 
 
 def _check_script(options: argparse.Namespace) -> None:
@@ -113,7 +128,7 @@ def checking(job: Job, handed_on: dict[str, str], replaceable: bool) -> Callable
     return check
 
 
-def _launch_elastic(job: Job, options: argparse.Namespace) -> int:
+def _launch_elastic(job: Job, launcher: str | None, options: argparse.Namespace) -> int:
     never_end_by_writing()
     elastic.check(job)
     for flag in ("write", "dry_run", "spare", "min_hosts", "master_addr", "master_port"):
@@ -122,11 +137,11 @@ def _launch_elastic(job: Job, options: argparse.Namespace) -> int:
             raise UserError(f"flag --{flag}", problem, "leave it out, or launch without --elastic")
     names = ("start_timeout", "silence", "log_limit")
     words = [word for name in names for word in (f"--{name}", str(getattr(options, name)))]
-    words += ["--launcher", options.launcher] if options.launcher else []
+    words += ["--launcher", launcher] if launcher else []
     words += ["--script", options.script] if options.script else []
     words += ["--no_check"] if options.no_check else []
     words += [word for name in options.env for word in ("--env", name)]
-    words += elastic.without_output(options.rest)
+    words += options.rest
     directory = _log_directory(job, options.log_dir)
     restarts = elastic.RESTARTS if options.restarts is None else options.restarts
     how = {"patience": options.silence, "start_timeout": options.start_timeout}

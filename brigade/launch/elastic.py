@@ -13,7 +13,6 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -158,7 +157,8 @@ class Elastic:
         files.write(folder / "hostfile", f"{host} slots={self.job.hosts[host]}\n")
         logs, told = folder / f"attempt-{attempt}", {"replica": number, "replicas": self.count, **self.meeting}
         words = [sys.executable, "-m", "brigade", "launch", self.job.recipe, "--hostfile", str(folder / "hostfile")]
-        words += ["--log_dir", str(logs), "--env", ELASTIC, *self.words, "--output_dir", str(self._output(number))]
+        words += ["--log_dir", str(logs), "--env", ELASTIC, *self.words]
+        words += ["--output_dir", str(self._output(number))]  # the last one counts
         shown: Any = None  # the first replica's goes where ours goes
         with files.append(folder / LAUNCH_LOG, secret=True) as log:
             if number:
@@ -250,16 +250,6 @@ class Elastic:
     def _note(self, line: str) -> None:
         self.story.append(f"{time.strftime('%H:%M:%S')}  {line}")
         print(self.story[-1], file=sys.stderr, flush=True)
-
-
-def without_output(words: list[str]) -> Iterator[str]:
-    """The words of train.py without --output_dir, which each replica has of its own."""
-    skip = False
-    for word in words:
-        if skip or word == "--output_dir" or word.startswith("--output_dir="):
-            skip = not skip and word == "--output_dir"
-            continue
-        yield word
 
 
 def _end_with_us() -> None:

@@ -19,7 +19,7 @@ from ..errors import UserError
 from ..errors.console import Losses, counted
 from ..errors.tables import Fields
 from ..hosts import rendezvous
-from ..hosts.connection import Channel, transport
+from ..hosts.connection import Channel, lines_to
 from ..hosts.job import Job
 from ..hosts.rendezvous import HostsFailed
 from ..train.run import events, page
@@ -282,11 +282,7 @@ async def survey(hosts: dict[str, int], how: Options, runs: list[str], reference
     raises UserError, as does one that nobody can reach when nobody else can be. Raises UserError where all have other code now.
     """
     found = Survey()
-    lines = (transport(host, how.launcher) for host in hosts)
-    channels = [
-        Channel(host, range(slots), line, asyncio.Queue(), how.silence)
-        for (host, slots), line in zip(hosts.items(), lines, strict=True)
-    ]
+    channels = lines_to(hosts, how.launcher, how.silence)
     visible = how.environment.get("CUDA_VISIBLE_DEVICES")
     try:
         try:

@@ -23,7 +23,7 @@ from ..train.host import files
 from ..train.host.hub import is_path
 from ..train.model import packaged
 from ..train.recipe.files import REPOSITORY
-from ..train.recipe.objectives import other_models
+from ..train.recipe.objectives import named_models
 from ..train.run import events
 from ..train.strategy import accelerate_config
 from ..train.strategy.axis_keys import as_mesh
@@ -247,15 +247,7 @@ def train_words(job: Job) -> list[str]:
 def secrets(job: Job) -> list[str]:
     """Names of the variables with secrets that this run may need; their values never stand in a file."""
     recipe = job.settings.recipe
-    model = recipe.model
-    sources = (
-        model.model_name_or_path,
-        model.tokenizer_name_or_path,
-        model.adapter_name_or_path,
-        model.processor_name_or_path,
-        *(source.dataset_name for source, _ in each(job.settings)),
-        *other_models(recipe).values(),
-    )
+    sources = (*named_models(recipe).values(), *(source.dataset_name for source, _ in each(job.settings)))
     from_hub = any(source not in (None, BUILT_IN, *packaged.MODELS) and not _is_here(source) for source in sources)
     keys = {"wandb": "WANDB_API_KEY", "swanlab": "SWANLAB_API_KEY"}
     return ["HF_TOKEN"] * from_hub + [key for name, key in keys.items() if name in recipe.training.report_to]

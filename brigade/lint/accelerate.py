@@ -9,6 +9,7 @@ from ..errors.tables import Document
 from ..train.strategy.accelerate_config import KEYS, SECTIONS, mesh_sizes, sections
 from ..train.strategy.axis_keys import MESH_KEYS
 
+DP_SIZES = ("dp_replicate_size", "dp_shard_size")
 # Names that a host has for itself: on each host they mean another machine.
 LOOPBACK = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 
@@ -22,7 +23,7 @@ def number(document: Document, key: str) -> int | None:
 def mesh(document: Document) -> tuple[int, int] | None:
     """(replicas, shards) of HSDP, or None where the file has no mesh."""
     sizes = mesh_sizes(sections(document)[2]) if document.get("distributed_type") == "FSDP" else {}
-    replicate, shard = (number(sizes, f"dp_{which}_size") or 1 for which in ("replicate", "shard"))
+    replicate, shard = (number(sizes, key) or 1 for key in DP_SIZES)
     return (replicate, shard) if replicate * shard > 1 else None
 
 
@@ -42,6 +43,7 @@ def findings(document: Document, name: str) -> Iterator[Finding]:
                 yield Finding.of("accelerate-fsdp1-option", name, f"fsdp_config.{key}", **values)
         if str(fsdp.get("fsdp_state_dict_type")).upper() == "FULL_STATE_DICT":
             yield Finding.of("accelerate-full-state-dict", name, "fsdp_config.fsdp_state_dict_type")
+    yield from _no_counts(document, name)
     machines, processes = number(document, "num_machines") or 1, number(document, "num_processes")
     if machines > 1:
         rank = document.get("machine_rank", 0)
@@ -65,12 +67,28 @@ def findings(document: Document, name: str) -> Iterator[Finding]:
         problem = f"{processes}, and accelerate starts one process under {'NO' if kind == 'NO' else 'use_cpu: true'}"
         cure = "set distributed_type MULTI_GPU, FSDP or DEEPSPEED, without use_cpu; or num_processes 1"
         yield Finding("accelerate-processes", name, "num_processes", problem, cure)
-    replicate, shard = mesh(document) or (1, 1)
-    sizes = mesh_sizes(sections(document)[2])
-    others = math.prod(number(sizes, MESH_KEYS[axis]) or 1 for axis in ("tensor", "sequence", "stages"))
-    if processes and replicate * shard not in (1, processes // others):
-        values = {"replicate": replicate, "shard": shard, "processes": processes}
+    pair = mesh(document)
+    used = dict(zip(DP_SIZES, pair, strict=True)) if pair else {}
+    keys = (MESH_KEYS[axis] for axis in ("tensor", "sequence", "stages"))
+    used |= {key: number(mesh_sizes(sizes), key) or 1 for key in keys}
+    whole = math.prod(used.values())
+    if processes and (processes != whole if pair else processes % whole):
+        wrong, right = ("is not", "is") if pair else ("does not divide", "divides")
+        product = " x ".join(f"{key} {size}" for key, size in used.items() if size > 1 or key in DP_SIZES)
+        values = {"product": product, "processes": processes, "wrong": wrong, "right": right}
         yield Finding.of("accelerate-mesh", name, "parallelism_config", **values)
+
+
+def _no_counts(document: Document, name: str) -> Iterator[Finding]:
+    """Counts on which accelerate ends with a TypeError ("8"), or silently starts one process (0). It takes a num_processes of -1
+    from its command line."""
+    for key, least in (("num_machines", 1), ("num_processes", 1), ("machine_rank", 0)):
+        value = document.get(key)
+        if value is None or (type(value) is int and value >= least) or (key == "num_processes" and value == -1):
+            continue
+        if "$" not in str(value):  # a variable, which has a finding of its own
+            problem = f"{shown(value)} is not a whole number from {least}"
+            yield Finding("accelerate-not-a-number", name, key, problem, "write the number, without quotes")
 
 
 def _unknown_keys(options: Document, section: str, name: str) -> Iterator[Finding]:

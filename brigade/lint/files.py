@@ -226,13 +226,17 @@ def _hosts(hosts: dict[str, int], name: str) -> Iterator[Finding]:
 
 
 def _deepspeed_env(text: str, name: str) -> Iterator[Finding]:
-    """A finding for each line of the file of variables that DeepSpeed's launcher sends along which is no NAME=value. None shows
-    the line, whose text may be a secret."""
+    """A finding for each line of the file of variables that DeepSpeed's launcher sends along which is no NAME=value, or whose
+    value hosts get as another one. None shows the line, whose text may be a secret."""
     for number, line in enumerate(text.splitlines(), 1):
-        is_comment = line.lstrip().startswith("#")
+        is_comment, value = line.lstrip().startswith("#"), line.partition("=")[2]
         if "=" not in line or is_comment:
             kind = "a comment" if is_comment else "no NAME=value" if line.strip() else "a blank line"
             yield Finding.of("env-line", name, number, what=kind)
+        elif {'"', "'"} & set(value) or " #" in value:
+            yield Finding.of(
+                "env-value", name, number, what="a comment behind the value" if " #" in value else "quotes"
+            )
 
 
 def strategy_findings(file: File) -> list[Finding]:

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 SILENT = 10.0  # seconds of silence from which on a rank's is shown, and all ranks' is judged
 STALE = 20.0  # seconds after which a rank's file was due again, twice over
 GIB = 2**30
+WORDS = {
+    "stopped": "STOPPED",
+    "gone": "GONE",
+    "ended": "ended",
+    "lost": "host lost",
+    "old": "its file is old",
+}  # of a state
 
 
 @dataclass
@@ -269,32 +276,19 @@ def _heading(watching: Watching, runs: bool) -> str:
 def _host_line(name: str, host: HostSeen | None) -> tuple[list[str], str]:
     if host is None:
         return [name, *[""] * 11, "not asked"], "dim"
-    figures = host_figures(host)
-    state = host.problem and ("connecting" if host.problem == "connecting" else f"LOST: {host.problem}")
-    cells = [
-        name,
-        "",
-        "",
-        "",
-        "",
-        _number(figures.get("cpu")),
-        "",
-        _memory(figures.get("memory"), figures.get("memory_total")),
-    ]
-    cells += [_number(figures.get("temperature")), _number(figures.get("watts"))]
-    cells += [_bytes(figures.get("received")), _bytes(figures.get("sent"))]
     if host.problem:
-        cells[4:12] = [""] * 8
-    return [*cells, state], "bold red" if state.startswith("LOST") else "bold"
+        lost = host.problem != "connecting"
+        return [name, *[""] * 11, f"LOST: {host.problem}" if lost else host.problem], "bold red" if lost else "bold"
+    figures = host_figures(host)
+    memory = _memory(figures.get("memory"), figures.get("memory_total"))
+    cells = [name, "", "", "", "", _number(figures.get("cpu")), "", memory]
+    cells += [_number(figures.get("temperature")), _number(figures.get("watts"))]
+    return [*cells, _bytes(figures.get("received")), _bytes(figures.get("sent")), ""], "bold"
 
 
 def _rank_line(row: RankRow, rows: Iterable[RankRow]) -> tuple[list[str], str]:
     gpu = row.gpu or {}
-    words = {"stopped": "STOPPED", "gone": "GONE", "ended": "ended", "lost": "host lost", "old": "its file is old"}.get(
-        row.state, ""
-    )
-    if not words and row.silent > SILENT:
-        words = f"silent for {row.silent:.0f} s"
+    words = WORDS.get(row.state, f"silent for {row.silent:.0f} s" if row.silent > SILENT else "")
     # Where the ranks' own times name nobody, who is behind.
     measured = any(other.slow for other in rows)
     slowest = row.slow if measured else row.behind

@@ -1,5 +1,6 @@
 """What check says of a host's cores, memory and limits, of one core's speed, and of kernels."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import time
 
 import pytest
 
-from brigade.check import resources
+from brigade.check import rehearsal, resources
 from brigade.check.checks import Wanted
 from brigade.check.probes import resources as probe
 from brigade.hosts.job import make
@@ -318,3 +319,12 @@ def test_what_cannot_be_known_says_why(gpus, recipe, says):
 def test_no_recipe_with_images_is_rehearsed():
     found = judged({}, recipe="recipes/qwen3-vl-8b/full.yaml", name="dress rehearsal")
     assert [result.level for result in found] == ["grey", "grey"] and "tiny-vision" in found[0].problem
+
+
+def test_a_rehearsal_gets_the_variables_that_the_checks_get(tmp_path, monkeypatch):
+    (tmp_path / "hosts").write_text("node1 slots=1\n")
+    job = make("recipes/tiny/full.yaml", [], str(tmp_path / "hosts"))
+    monkeypatch.setattr(sys, "executable", "/bin/echo")
+    hosts = Recorded(Wanted(job.hosts, job, {"MINE": "1"}), {}, {"node1": {}})
+    code, said = asyncio.run(rehearsal._launch(job, hosts, "logs"))
+    assert code == 0 and "--env MINE" in said

@@ -86,6 +86,26 @@ def test_a_recipe_adds_its_data_its_output_and_itself(tmp_path):
     assert {"code", "environment", "recipe"} <= set(found)
 
 
+def test_data_in_object_storage_is_at_no_path(tmp_path):
+    """It was looked for below the clone, and launch refused every host, which lacked it."""
+    (tmp_path / "hosts").write_text("node1 slots=2\n")
+    job = make("recipes/tiny/full.yaml", ["--train_file", "s3://bucket/rows-*.jsonl"], str(tmp_path / "hosts"))
+    assert not [what for what in sameness.paths_of(job) if what.startswith("data")]
+
+
+def test_all_that_a_run_reads_is_looked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts").write_text("node1 slots=2\n")
+    (tmp_path / "words").mkdir()
+    (tmp_path / "mine.py").write_text("def loss(): ...\n")
+    words = {"tokenizer_name_or_path": "words", "chat_template": "mine.jinja", "token_loss": "mine.py:loss"}
+    job = make("recipes/tiny/full.yaml", [f"--{key}={word}" for key, word in words.items()], "hosts")
+    found = sameness.paths_of(job)
+    assert found["tokenizer"] == f"{tmp_path}/words"
+    # One that is nowhere is looked for in the clone, as ranks do.
+    assert set(sameness.own_files(job)) >= {f"{tmp_path}/mine.py", f"{REPOSITORY}/mine.jinja"}
+
+
 def test_paths_are_those_that_the_ranks_find(tmp_path, monkeypatch):
     """A ~ is each rank's own; what is named from here is named from there in full, for probes start elsewhere."""
     (tmp_path / "hosts").write_text("node1 slots=2\n")

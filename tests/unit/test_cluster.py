@@ -188,3 +188,8 @@ def test_hostfile_is_as_named(path):
 def test_comments_stand_on_lines_of_their_own(path):
     # DeepSpeed's pattern has no end anchor: "node1 slots=8 # spare" and "node1 slots=8x" are taken as 8 slots without a word
     assert all(line.startswith("#") or "#" not in line for line in path.read_text().splitlines())
+
+
+def test_a_hostfile_that_is_a_directory_is_not_called_absent(tmp_path, mistake):
+    assert "cannot be read" in mistake(read_hostfile, tmp_path)
+    assert "No such file" in mistake(read_hostfile, tmp_path / "absent")

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from brigade.launch import elastic
-from brigade.launch.elastic import Elastic, without_output
+from brigade.launch.elastic import Elastic
 from brigade.train.host.cluster import ELASTIC, world_from_environment
+from brigade.train.recipe import flags
 from brigade.train.recipe.files import LAUNCHED
 from testing.command_line import brigade
 
@@ -44,8 +45,8 @@ def test_each_replica_is_a_world_of_its_own_and_writes_for_itself():
 
 
 def test_a_run_keeps_its_one_output_directory_from_its_replicas():
-    words = ["--max_steps", "3", "--output_dir", "here", "--seed", "1", "--output_dir=there"]
-    assert list(without_output(words)) == ["--max_steps", "3", "--seed", "1"]
+    for mine in (["--output_dir", "here"], ["--output-dir=here"]):
+        assert flags.load([*mine, "--output_dir", "replica-1"]).directory("ddp").name == "replica-1"
 
 
 @pytest.mark.parametrize("asked, all_stop", [

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 from huggingface_hub import ModelCard, constants
 from safetensors.torch import load_file, save_file
@@ -48,6 +49,18 @@ def output(tmp_path_factory):
 def export(output):
     settings = flags.load(["--model_name_or_path", str(output), "--from_scratch", "false"])
     return lambda destination: hugging_face.export(settings, output, destination)
+
+
+def test_a_weight_that_fp16_does_not_hold_is_named_and_leaves_nothing(output, tmp_path, mistake):
+    large = shutil.copytree(output, tmp_path / "run")
+    weights = load_file(large / "model.safetensors")
+    weights["model.norm.weight"][0] = 1e5
+    save_file(weights, large / "model.safetensors", {"format": "pt"})
+    settings = flags.load(["--model_name_or_path", str(large), "--from_scratch", "false"])
+    for dtype, said in ((torch.float16, "model.norm.weight has a weight beyond fp16's range"), (torch.bfloat16, "")):
+        write = lambda dtype=dtype: hugging_face.export(settings, large, tmp_path / "out", dtype=dtype)  # noqa: E731
+        assert said in mistake(write) if said else write()
+        assert (tmp_path / "out").exists() != bool(said)
 
 
 def whole(folder):

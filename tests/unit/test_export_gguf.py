@@ -1,6 +1,7 @@
 """GGUF files that `export --gguf` writes, read back by Transformers, and what it refuses. llama.cpp itself: tests/serving."""
 
 import json
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -168,15 +169,19 @@ def test_a_tokenizer_that_takes_spaces_around_a_token_is_refused(tokenizer, mist
     )
 
 
-def test_a_weight_beyond_f16_leaves_no_file(tmp_path, mistake):
+@pytest.mark.parametrize("kind, name, value", [
+    ("F16", "mlp.up_proj.weight", 1e5), ("Q8_0", "mlp.up_proj.weight", math.nan), ("Q8_0", "mlp.up_proj.weight", math.inf),
+    ("F16", "input_layernorm.weight", math.nan),
+])  # fmt: skip
+def test_a_weight_that_no_format_holds_leaves_no_file(tmp_path, mistake, kind, name, value):
     from safetensors.torch import load_file, save_file
 
     folder = gguf_models.save(tmp_path / "model", **gguf_models.PLAIN["qwen2"])
     weights = load_file(folder / "model.safetensors")
-    weights["model.layers.0.mlp.up_proj.weight"][0, 0] = 1e5
+    weights[f"model.layers.0.{name}"].view(-1)[0] = value
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    assert "up_proj.weight has a weight beyond F16's range" in mistake(
-        lambda: gguf.write(folder, tmp_path / "x.gguf", "F16", gguf.About("x"))
+    assert f"{name} has a weight beyond F16's range, 65504, or one that is not finite" in mistake(
+        lambda: gguf.write(folder, tmp_path / "x.gguf", kind, gguf.About("x"))
     )
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 

@@ -7,7 +7,7 @@ import yaml
 
 from brigade.train.strategy import deepspeed_config
 from brigade.train.strategy.ds_keys import key_table
-from testing.lint_files import ZERO3
+from testing.lint_files import ZERO3, fsdp, names
 from testing.ranks import REPOSITORY as ROOT
 from testing.strategies import changed
 
@@ -88,3 +88,31 @@ def test_files_of_well_known_projects_are_sound(check, load, zero, top):
     assert len(report.findings) <= 2 and set(report.counts()) == {"note"}
     taken = deepspeed_config.check(config, "ds.json", settings)
     assert taken["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] is True
+
+
+@pytest.mark.parametrize("key, value, found", [
+    ("num_processes", "2", True), ("num_processes", 0, True), ("num_processes", 2.5, True), ("num_machines", "1", True),
+    ("machine_rank", "0", True), ("num_processes", -1, False), ("num_processes", None, False),
+], ids=str)  # fmt: skip
+def test_a_count_that_accelerate_cannot_read_is_an_error(check, key, value, found):
+    """It ends with a TypeError on text, and starts one process for 0; lint took both for a count that is not there."""
+    report = check({"a.yaml": {"distributed_type": "MULTI_GPU", "num_processes": 2} | {key: value}})
+    assert names(report) == ({"accelerate-not-a-number"} if found else set())
+
+
+@pytest.mark.parametrize("sizes, said", [
+    ({"tp_size": 8}, "tp_size 8 does not divide num_processes 4"), ({"tp_size": 2}, ""), ({"dp_shard_size": 4}, ""),
+    ({"dp_replicate_size": 2, "dp_shard_size": 2, "tp_size": 2}, "2 x dp_shard_size 2 x tp_size 2 is not num_processes 4"),
+    ({"dp_replicate_size": 2, "sp_size": 2}, ""), ({"dp_shard_size": 2}, "dp_shard_size 2 is not num_processes 4"),
+], ids=str)  # fmt: skip
+def test_a_mesh_has_as_many_places_as_there_are_processes(check, sizes, said):
+    mesh = fsdp({f"parallelism_config_{key}": size for key, size in sizes.items()}) | {"num_processes": 4}
+    problems = [finding.problem for finding in check({"a.yaml": mesh}).findings if finding.rule == "accelerate-mesh"]
+    assert [said in problem for problem in problems] == [True] * bool(said)
+
+
+@pytest.mark.parametrize("value, found", [
+    ('"x y"', True), ("'x'", True), ("plain # a comment", True), ("x y", False), ("b=c", False), ("a#b", False),
+])  # fmt: skip
+def test_what_deepspeeds_launcher_makes_of_a_value_is_told(check, value, found):
+    assert names(check({".deepspeed_env": f"A={value}\n"})) == ({"env-value"} if found else set())

@@ -128,3 +128,14 @@ def test_a_launch_on_its_way_to_the_first_step_is_starting(record, tmp_path, mis
     record(os.getpid())
     (tmp_path / "run").mkdir()
     assert "is starting" in mistake(lambda: status.run(argparse.Namespace(directories=[tmp_path / "run"], json=False)))
+
+
+def test_of_many_ranks_the_first_ones_output_is_followed(record, tmp_path, capsys):
+    """rank-07 matches rank-0*, too, and was shown where it had written last."""
+    record(killed())
+    logs = tmp_path / "logs"
+    for number, name in enumerate(("rank-00-node1.log", "rank-07-node1.log", "rank-00-node1.first.log")):
+        (logs / name).write_text(f"of {name}\n")
+        os.utime(logs / name, (number, number))
+    background.follow(background.find(tmp_path / "run"))
+    assert capsys.readouterr().out == "of rank-00-node1.log\n"

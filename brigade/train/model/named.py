@@ -9,7 +9,7 @@ from ..data import chat_template, sources
 from ..host.cluster import World
 from ..host.hub import is_path
 from ..host.urls import is_remote
-from ..recipe.objectives import other_models
+from ..recipe.objectives import named_models, other_models
 from ..recipe.remote_code import folder_of
 from ..recipe.settings import Settings
 from . import location, packaged
@@ -27,10 +27,8 @@ def check(settings: Settings, world: World) -> None:
 
 def absent_models(settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield place and path of each model that a recipe names and this machine does not have. Nobody else is asked."""
-    keys = ("model_name_or_path", "tokenizer_name_or_path", "adapter_name_or_path")
-    models = {key: getattr(settings.recipe.model, key) for key in keys} | other_models(settings.recipe)
-    for key, name in models.items():
-        if name and is_path(name) and not is_remote(name) and not Path(name).expanduser().exists():
+    for key, name in named_models(settings.recipe).items():
+        if is_path(name) and not is_remote(name) and not Path(name).expanduser().exists():
             yield settings.place(key), name
 
 

@@ -21,8 +21,8 @@ def read_hostfile(path: Path) -> dict[str, int]:
     """
     try:
         hosts, findings = parse_hostfile(text_of(path), str(path))
-    except OSError:
-        raise UserError(str(path), "there is no such hostfile", _EXAMPLE) from None
+    except OSError as error:
+        raise UserError(str(path), f"the hostfile cannot be read: {error.strerror or error}", _EXAMPLE) from None
     except UnicodeDecodeError:
         raise UserError(str(path), "the hostfile is not text", _EXAMPLE) from None
     raise_first(findings)

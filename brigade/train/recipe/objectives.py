@@ -255,6 +255,13 @@ def other_models(recipe: OfRecipe) -> dict[str, str]:
     return {key: name for key, name in named.items() if name not in (None, ADAPTERS_OFF, MODEL)}
 
 
+def named_models(recipe: OfRecipe) -> dict[str, str]:
+    """Return all that a recipe names as a model is named, by a directory or on the Hub, by its keys."""
+    keys = ("model_name_or_path", "tokenizer_name_or_path", "adapter_name_or_path", "processor_name_or_path")
+    named = {key: getattr(recipe.model, key) for key in keys}
+    return {key: name for key, name in named.items() if name} | other_models(recipe)
+
+
 def bytes_of_token(k: int, words: int) -> int:
     """Return what a token takes on the disk of which k words are kept: 8 bytes for each, for the rest, and for a checksum
     (loss/divergence.py: as_rows, data/known.py)."""

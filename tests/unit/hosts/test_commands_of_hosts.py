@@ -1,5 +1,6 @@
 """What `launch` would start on each host, and mistakes that are told before any host is asked."""
 
+import argparse
 import shutil
 import subprocess
 import sys
@@ -9,8 +10,8 @@ import pytest
 
 from brigade.hosts import ssh
 from brigade.hosts.connection import CURES, cure_of, transport
-from brigade.hosts.job import forwarded, make
-from brigade.launch import launchers
+from brigade.hosts.job import forwarded, hosts_of_slurm_job, make
+from brigade.launch import command, launchers
 from testing.launches import REPOSITORY, SECRET, launch, launch_here
 
 TAILS = {
@@ -74,6 +75,35 @@ def test_mistakes_are_told_before_any_host_is_asked(hostfile):
         assert done.returncode == 2 and done.stdout == ""
         assert any(one in done.stderr for one in part.split("|")) and done.stderr.count("\n") == 3, done.stderr
         assert SECRET not in done.stderr
+
+
+@pytest.mark.parametrize("words, flag", [
+    (["--to", "mine.sbatch"], "flag --to"),
+    *((["--write", "kubernetes", *more], f"flag {more[0]}") for more in (
+        ["--env", "HOME"], ["--launcher", "torchrun"], ["--dry-run"], ["--detach"], ["--restart_pause", "0"],
+    )),
+], ids=str)  # fmt: skip
+def test_a_flag_that_a_job_file_does_not_hold_is_refused(hostfile, mistake, words, flag):
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    file = hostfile(node1=2)
+    options = parser.parse_args(["recipes/tiny/full.yaml", "--hostfile", file, *words])
+    assert flag in mistake(command.run, options)
+
+
+@pytest.mark.parametrize("asked, slots", [("8", 8), ("h100:8", 8), ("a100:4,v100:4", 8), ("", 1)])
+def test_an_allocation_gives_a_slot_for_each_gpu(tmp_path, monkeypatch, asked, slots):
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho n1; echo n2\n")
+    (tmp_path / "scontrol").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    found = hosts_of_slurm_job({"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_GPUS_PER_NODE": asked})
+    assert found == {"n1": slots, "n2": slots}
+
+
+def test_a_container_without_slurms_client_is_told(monkeypatch, mistake):
+    monkeypatch.setenv("PATH", "/nowhere")
+    message = mistake(hosts_of_slurm_job, {"SLURM_JOB_NODELIST": "n1"})
+    assert "cannot be started" in message and "client" in message
 
 
 def test_a_thousand_hosts_on_paper(tmp_path, hostfile):
