@@ -14,7 +14,7 @@ from brigade.train.data.store import IGNORED
 from brigade.train.engines.parallel.sequence import DividedSequences
 from brigade.train.loss import own_loss, tiled
 from brigade.train.loss.objective import load
-from brigade.train.loss.objective.contract import Pairs, Result, means_of, sums
+from brigade.train.loss.objective.contract import Options, Pairs, Result, means_of, sums
 from brigade.train.loss.objective.load import loss_of, options_of
 from brigade.train.model import scores
 from brigade.train.recipe import flags, objectives
@@ -44,10 +44,24 @@ PAD = 96
     (["--objective", "distill", "--teacher", "other", "--label_smoothing_factor", "0.1"], "objective distill does not read it"),
     (["--objective", "dpo", "--loss_type", "ipo"], "'ipo' is an objective of its own"),
     (["--objective", "grpo"], "'grpo' is not sft, dpo"),
+    *((["--objective", "own.py:loss", f"--{key}", value], "objective own.py:loss does not read it") for key, value in {
+        "z_loss_coef": "1e-4", "label_smoothing_factor": "0.1", "token_loss": "own.py:other", "neftune_noise_alpha": "5",
+        "teacher": "other", "kd_ratio": "0.2", "answer_score": "text", "precompute_ref_log_probs": "true",
+    }.items()),
+    (["--objective", "own.py:loss", "--metric_for_best_model", "eval_divergence"], "has no eval_divergence"),
 ])  # fmt: skip
 def test_a_key_that_would_not_be_read_is_refused(words, problem):
     with pytest.raises(UserError, match=re.escape(problem)):
         flags.load(words)
+
+
+def test_a_loss_of_ones_own_reads_each_key_of_comparisons():
+    options = (
+        "--simpo_gamma 1 --desirable_weight 2 --undesirable_weight 2 --loss_type hinge --label_smoothing 0.1 --beta 0.3"
+    )
+    assert options_of(flags.load(["--objective", "own.py:loss", *options.split()]).recipe.training) == Options(
+        0.3, "hinge", 0.1, 1.0, 2.0, 2.0
+    )
 
 
 def test_the_documentation_has_each_objective_with_its_keys_and_defaults():
