@@ -1,6 +1,8 @@
 """What users rely on of objectives: which keys they read, losses of their own, and log-probabilities in every layout."""
 
+import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,9 +18,10 @@ from brigade.train.loss import own_loss, tiled
 from brigade.train.loss.objective import load
 from brigade.train.loss.objective.contract import Options, Pairs, Result, means_of, sums
 from brigade.train.loss.objective.load import loss_of, options_of
+from brigade.train.loss.reference import Reference
 from brigade.train.model import scores
 from brigade.train.recipe import flags, objectives
-from brigade.train.recipe.objectives import JUDGED, OBJECTIVES, PAIRS, ObjectiveKeys, beta_of
+from brigade.train.recipe.objectives import ADAPTERS_OFF, JUDGED, MODEL, OBJECTIVES, PAIRS, ObjectiveKeys, beta_of
 from testing.ranks import REPOSITORY
 
 CONFIG = LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=97)
@@ -185,6 +188,26 @@ def test_a_loss_without_the_reference_that_it_needs_is_told_to_name_one(tmp_path
     (tmp_path / "own.py").write_text("def loss(pairs, options): return pairs.log_ratios[0], {}")
     settings = flags.load(["--objective", f"{tmp_path}/own.py:loss"])
     assert "name one: reference: model" in mistake(loss_of, settings)
+
+
+# ---- what is kept of a reference ---------------------------------------------------------------------------------
+def test_what_a_reference_says_is_kept_apart_for_each_form_of_its_weights(tmp_path):
+    (tmp_path / "adapter_model.safetensors").touch()
+    begun = {"use_peft": True, "adapter_name_or_path": str(tmp_path)}
+
+    def made_of(reference, **model):
+        run = SimpleNamespace(
+            settings=flags.load(["--objective", "dpo"]).with_model(**model), base={"weights": "digest"}
+        )
+        trainer = SimpleNamespace(run=run, model=SimpleNamespace(config=CONFIG))
+        return json.dumps(Reference(trainer, None, reference, True)._made_of())
+
+    forms = [{}, {"load_in_4bit": True}, *({"load_in_4bit": True, key: value} for key, value in
+             (("bnb_4bit_quant_type", "fp4"), ("use_bnb_nested_quant", False)))]  # fmt: skip
+    assert len({made_of(ADAPTERS_OFF, **form) for form in forms}) == len(forms)
+    alphas = {made_of(MODEL, **begun, lora_alpha=alpha) for alpha in (16, 32)}
+    assert len(alphas) == 2
+    assert made_of(MODEL) == json.dumps([{"weights": "digest"}, False, None]), "files of earlier versions are found"
 
 
 # ---- log-probabilities -------------------------------------------------------------------------------------------

@@ -126,9 +126,8 @@ class Distillation(Averages):
     def _made_of(self) -> list[Any]:
         """Return what identifies the kept words: their teacher, and how many words of how many are kept."""
         named, temperature = of_teacher(self.settings), self.options.temperature
-        section = named.recipe.model
         digests = consistency.digests(Path(load.weights(named, load_config(named))))
-        return [digests, section.load_in_4bit, section.rope_parameters, self.k, self.words, temperature]
+        return [digests, *second_model.read_as(named.recipe.model), self.k, self.words, temperature]
 
     def _look(self, inputs: MicroBatch) -> np.ndarray:
         """Return what is kept of each supervised token of a micro-batch."""

@@ -15,6 +15,7 @@ from ..distributed.process import this_process
 from ..engines.engine import StepContext
 from ..model import adapter_weights, load
 from ..model.location import load_config
+from ..recipe.continued import DECIDES
 from ..recipe.objectives import ADAPTERS_OFF, JUDGED, MODEL
 from . import second_model
 from .precomputed import Look, Precomputed
@@ -92,9 +93,10 @@ class Reference:
             config = load_config(named)
             digests = consistency.digests(Path(load.weights(named, config)))
         section, seed = settings.recipe.model, settings.recipe.training.seed
-        key = [digests or [config.to_dict(), seed], section.load_in_4bit, section.rope_parameters]
+        key = [digests or [config.to_dict(), seed], *second_model.read_as(section)]
         adapters = adapter_weights.find(settings) if self.reference == MODEL else None
-        return key + ([consistency.digests(Path(adapters))] if adapters else [])
+        decided = section.model_dump(include={*DECIDES.values()})
+        return key + ([consistency.digests(Path(adapters)), decided] if adapters else [])
 
     def _look(self, batch: MicroBatch) -> np.ndarray:
         """Return the log-probabilities of a micro-batch's answers and, for KTO, those of the mismatched ones."""
