@@ -141,6 +141,16 @@ def facts_of(strategy: Strategy, settings: Settings) -> Fields:
     return facts
 
 
+def refuse(strategy: Strategy, settings: Settings, **more: object) -> None:
+    """Raise UserError where a row of refused.yaml is met. more: facts of which the recipe alone does not tell"""
+    facts = facts_of(strategy, settings) | more
+    row = refusal(**facts)
+    if row:
+        problem = row["problem"].format(strategy=strategy.name, **facts)
+        place = settings.place(row["key"]) if "key" in row else strategy.place(*row["when"])
+        raise UserError(place, problem, row["cure"])
+
+
 def check(strategy: Strategy, settings: Settings, world: World) -> None:
     """Raise UserError where the recipe's method, optimizer or ranks do not fit the strategy."""
     model = settings.recipe.model
@@ -149,12 +159,7 @@ def check(strategy: Strategy, settings: Settings, world: World) -> None:
         if of_adapters and not model.use_peft and getattr(model, key) != info.default:
             problem = f"{key} is set, but use_peft is false: all weights would be trained"
             raise UserError(settings.place(key), problem, "set use_peft: true, or leave the key out")
-    facts = facts_of(strategy, settings)
-    row = refusal(**facts)
-    if row:
-        problem = row["problem"].format(strategy=strategy.name, **facts)
-        place = settings.place(row["key"]) if "key" in row else strategy.place(*row["when"])
-        raise UserError(place, problem, row["cure"])
+    refuse(strategy, settings)
     if strategy.axes:
         axis_rules.check(strategy.axes, strategy.source, settings, world)
     sizes = f"dp_replicate_size {strategy.replicate} x dp_shard_size {strategy.shard}"
