@@ -20,14 +20,8 @@ TRIED = 1000  # pairs
 
 def options_of(training: TrainingSection) -> Options:
     """Return what the recipe says to losses."""
-    return Options(
-        beta_of(training),
-        loss_type_of(training),
-        training.label_smoothing,
-        training.simpo_gamma,
-        training.desirable_weight,
-        training.undesirable_weight,
-    )
+    decided = {"beta": beta_of(training), "loss_type": loss_type_of(training)}
+    return Options(**{key: getattr(training, key) for key in Options._fields} | decided)
 
 
 def loss_of(settings: Settings) -> Loss:
