@@ -23,12 +23,13 @@ import yaml
 from ...errors import UserError
 from ...errors.console import OF_LOGS, console, counted
 from ...errors.tables import Fields
-from ..data.builtin import BUILT_IN, write_preferences
+from ..data.builtin import BUILT_IN, TOKENIZER, write_preferences
 from ..distributed import ranks
 from ..host.cluster import World
 from ..model.config_json import read_config
 from ..model.location import check_beside, config_beside, load_config, location
 from ..model.tiny import shrink, with_short_spans
+from ..recipe import remote_code
 from ..recipe.files import REPOSITORY
 from ..recipe.model_section import ModelSection
 from ..recipe.objectives import ADAPTERS_OFF, ANSWERS, MODEL, objective_of
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 PHASES = ("num_decay_steps", "num_stable_steps")  # of a schedule, longer than a rehearsal
 STEPS, SAVE_STEPS, SAMPLES = 6, 3, 50
-PREFERENCES = "preferences.jsonl"  # in a rehearsal's folder, where the recipe learns of them
+PREFERENCES, TEACHER = "preferences.jsonl", "teacher"  # in a rehearsal's folder, where the recipe learns of them
 
 
 def rehearse(settings: Settings, world: World, main: Callable[..., TrainingContext]) -> None:
@@ -123,9 +124,22 @@ def _prepare(settings: Settings, strategy: Strategy, folder: Path, config: Confi
     rows = objective_of(settings.recipe.training).rows
     if rows != ANSWERS:
         write_preferences(folder / PREFERENCES, rows, SAMPLES)
+    if settings.recipe.training.teacher:
+        _write_teacher(folder)
     recipe = tiny_recipe(settings, strategy, folder / "model", world)
     print(*without_gpu(recipe), sep="", end="")
     (folder / REHEARSAL).write_text(yaml.safe_dump(recipe, sort_keys=False))
+
+
+def _write_teacher(folder: Path) -> None:
+    """Write a teacher with the tiny model's config and the built-in data's tokens. Its weights are the same on all hosts."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    teacher = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder / "model"))
+    teacher.save_pretrained(folder / TEACHER)
+    PreTrainedTokenizerFast.from_pretrained(TOKENIZER).save_pretrained(folder / TEACHER)
 
 
 def with_small_axes(strategy: Strategy) -> Strategy:
@@ -149,10 +163,8 @@ def model_config(settings: Settings) -> tuple[Config, str]:
     if (Path(name) / "config.json").is_file():
         path = Path(name) / "config.json"
     elif beside:
-        from huggingface_hub import try_to_load_from_cache
-
-        path, revision = beside, settings.recipe.model.revision
-        if isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
+        path = beside
+        if remote_code.cached(name, path.name, settings.recipe.model.revision):
             check_beside(settings, load_config(settings))
     else:
         return load_config(settings).to_dict(), name
@@ -177,6 +189,8 @@ def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: Worl
         "adapter_name_or_path": None,  # its weights are no tiny model's
         "trainable_token_indices": _tokens(settings.recipe.model),
     }
+    if settings.recipe.training.teacher:
+        recipe["training"]["teacher"] = str(model.with_name(TEACHER))
     compares = objective_of(settings.recipe.training).compares
     if compares and settings.recipe.training.reference not in (None, MODEL, ADAPTERS_OFF):
         recipe["training"]["reference"] = MODEL  # another one is not tiny
@@ -195,7 +209,8 @@ def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: Worl
         "per_device_eval_batch_size": 4,
         "max_steps": STEPS,
         "save_steps": SAVE_STEPS,
-        "eval_steps": None,
+        "eval_steps": SAVE_STEPS if settings.recipe.training.load_best_model_at_end else None,
+        "early_stopping_patience": None,  # all steps are compared
         "eval_answers": min(settings.recipe.training.eval_answers, strategy.axes.data(world.size)),  # each rank one
         "answer_score": None,  # of answers that the rehearsal's data has none of
         "metric_for_best_model": "eval_loss",
