@@ -200,7 +200,7 @@ def test_what_a_reference_says_is_kept_apart_for_each_form_of_its_weights(tmp_pa
             settings=flags.load(["--objective", "dpo"]).with_model(**model), base={"weights": "digest"}
         )
         trainer = SimpleNamespace(run=run, model=SimpleNamespace(config=CONFIG))
-        return json.dumps(Reference(trainer, None, reference, True)._made_of())
+        return json.dumps(Reference(trainer, reference, True)._made_of())
 
     forms = [{}, {"load_in_4bit": True}, *({"load_in_4bit": True, key: value} for key, value in
              (("bnb_4bit_quant_type", "fp4"), ("use_bnb_nested_quant", False)))]  # fmt: skip
