@@ -215,8 +215,8 @@ def stops(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, questions:
     ends = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])}
     # Not all_special_ids: a Llama 3 base model's has no <|eot_id|>, with which our template ends a turn.
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    for asked in questions:  # some templates put a line's end after it
-        ends |= special.intersection(asked.reference[-2:])
+    for asked in questions:  # some templates put a line's end after it; a tag before it ends no answer
+        ends.add(next((token for token in asked.reference[:-3:-1] if token in special), None))
     return {int(token) for token in ends if token is not None}
 
 
