@@ -101,7 +101,7 @@ class Distillation(Averages):
     def read(self, inputs: Inputs) -> MicroBatch:
         """Return the micro-batch with what the teacher says of it."""
         column = self._hidden(inputs) if self.k is None else self._rows(inputs)
-        return {**inputs, TEACHER: Said((column,), self._of_tile, self._taken)}
+        return {**inputs, TEACHER: Said(column, self._of_tile, self._taken)}
 
     @torch.no_grad()
     def _hidden(self, inputs: Inputs) -> Tensor:

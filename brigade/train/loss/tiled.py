@@ -83,10 +83,10 @@ class TiledHead(torch.nn.Linear):
         labels, items, weights, said = self.asked
         states, targets = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1).to(hidden.device)
         weights = weights.to(hidden.device) if weights is not None and self.training else None
-        columns = [states, targets, weights, *(said.columns if said else ())]
+        columns = [states, targets, weights, *([said.column] if said else [])]
         # split and not slices: the gradient of each slice would be a whole sequence of zeros with the slice in it
         of_tiles = [repeat(None) if each is None else each.split(self.tokens) for each in columns]
-        of_tile = partial(self._beside_teacher, said) if said else self._of_tile
+        of_tile = partial(self._of_tile, said)
         losses = [_again(of_tile, *tile) for tile in zip(*of_tiles, strict=False)]
         if self.by_token:
             return torch.cat(losses)
@@ -99,19 +99,18 @@ class TiledHead(torch.nn.Linear):
         """Return the logits of some tokens."""
         return super().forward(hidden)
 
-    def _of_tile(self, hidden: torch.Tensor, targets: torch.Tensor, weighs: torch.Tensor | None = None) -> torch.Tensor:
-        reduction = "none" if self.by_token else "sum"
-        return of_tokens(self.logits(hidden), targets, self.terms if self.training else PLAIN, reduction, weighs)
-
-    def _beside_teacher(
+    def _of_tile(
         self,
-        said: Said,
+        said: Said | None,
         hidden: torch.Tensor,
         targets: torch.Tensor,
-        weights: torch.Tensor | None,
-        *columns: torch.Tensor,
+        weighs: torch.Tensor | None,
+        *column: torch.Tensor,
     ) -> torch.Tensor:
-        return said.sums(self.logits(hidden), targets, weights, *columns)
+        if said:
+            return said.sums(self.logits(hidden), targets, weighs, *column)
+        reduction = "none" if self.by_token else "sum"
+        return of_tokens(self.logits(hidden), targets, self.terms if self.training else PLAIN, reduction, weighs)
 
 
 def _tile_loss(model: "PreTrainedModel", tokens: int, by_token: bool, terms: Terms) -> None:

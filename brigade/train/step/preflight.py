@@ -58,7 +58,7 @@ def check_run(run: Run, config: PreTrainedConfig) -> None:
 def check_routers(settings: Settings, strategy: Strategy, config: PreTrainedConfig) -> None:
     """Raise UserError where routers cannot have the loss that the recipe or config.json asks for, nor biases their updates."""
     if experts.router_loss_coef(settings, config):
-        refuse(strategy, settings, router_loss=True)
+        refuse(strategy, settings, "router_loss")
         experts.check_router_loss(settings, config, strategy.axes.stages)
     if settings.recipe.training.router_bias_update_rate:
         experts.check_router_bias(settings, config, strategy.kind, strategy.axes.stages)
