@@ -64,7 +64,9 @@ def test_an_answer_ends_where_the_model_the_tokenizer_or_the_reference_end_one()
     first, second = (sample_answers.stops(model, tokenizer, rows) for rows in (asked[:1], asked[1:]))
     assert first == second == {0, 2, 30}
     assert sample_answers.stops(model, tokenizer, asked[2:]) == {0, 30}
-    calls = sample_answers.Question("a", [1], [6, 3, 7, 3, 2])  # each ends with a special token, before that of the turn
+    calls = sample_answers.Question(
+        "a", [1], [6, 3, 7, 3, 2]
+    )  # each ends with a special token, before that of the turn
     assert sample_answers.stops(model, tokenizer, [calls]) == {0, 2, 30}
     model.generation_config.eos_token_id = tokenizer.eos_token_id = None
     assert sample_answers.stops(model, tokenizer, asked[2:]) == set()

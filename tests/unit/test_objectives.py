@@ -16,7 +16,7 @@ from brigade.train.data.store import IGNORED
 from brigade.train.engines.parallel.sequence import DividedSequences
 from brigade.train.loss import own_loss, tiled
 from brigade.train.loss.objective import load
-from brigade.train.loss.objective.contract import Options, Pairs, Result, means_of, sums
+from brigade.train.loss.objective.contract import Options, Pairs, Result, compare, means_of, sums
 from brigade.train.loss.objective.load import loss_of, options_of
 from brigade.train.loss.reference import Reference
 from brigade.train.model import scores
@@ -109,6 +109,12 @@ def test_the_documented_loss_of_ones_own_works():
     result = function(Pairs(-2 * one, -3 * one, one, one, -2.5 * one, -2 * one), options_of(training))
     assert float(result.losses) == pytest.approx(float(torch.log1p(torch.exp(torch.tensor(-1.5)))) + 4.5**2 + 4.0**2)
     assert float(result.figures["rewards/margins"]) == pytest.approx(0.15)
+
+
+def test_a_loss_of_ones_own_may_return_a_pair():
+    one = torch.tensor([1.0, 2.0])
+    result = compare(lambda pairs, options: (pairs.chosen, {"a": pairs.chosen}), None, one, one, None)
+    assert result.losses.tolist() == [1.0] and means_of(result) == {"loss": 1.0, "a": 1.0}
 
 
 HEADER = """import torch

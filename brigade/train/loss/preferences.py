@@ -22,7 +22,7 @@ from ..engines.parallel import sequence
 from ..recipe.objectives import JUDGED, begins_as_reference, objective_of, precomputes, reference_of
 from .averages import Averages
 from .objective import load
-from .objective.contract import Result, compare, margin_of, means_of, sums
+from .objective.contract import compare, margin_of, means_of, sums
 from .reference import Reference, log_probabilities, looking
 
 ACCURACIES = "rewards/accuracies"
@@ -92,22 +92,13 @@ class Preferences(Averages):
             return 0.0 * token_losses.sum()
         if self.parts > 1:
             found = sequence.summed(found)
-        result = self.compare(found, answers)
-        self._count(result)
-        # Each rank of a group that divides sequences has the whole loss.
-        return (result.losses.sum() / (items * self.parts)).float()
-
-    def compare(self, found: torch.Tensor, answers: MicroBatch) -> Result:
-        """Return what the objective makes of answers with these log-probabilities, (answers,). answers: their ANSWERS"""
         reference, desirable = answers.get(REFERENCE), answers.get(of_batch.DESIRABLE)
         about = answers[of_batch.TOKENS], reference, desirable, answers.get(_DIVERGENCE)
-        return compare(self.function, self.options, found, *about)
-
-    @torch.no_grad()
-    def _count(self, result: Result) -> None:
-        for name, figure in result.figures.items():
-            values, which = figure if isinstance(figure, tuple) else (figure, torch.ones_like(figure))
-            self.count(name, (values * which).sum(), which.sum())
+        result = compare(self.function, self.options, found, *about)
+        for figure in result.totals():
+            self.count(*figure)
+        # Each rank of a group that divides sequences has the whole loss.
+        return (result.losses.sum() / (items * self.parts)).float()
 
     def add_figures(self, logs: dict[str, float], step: int) -> None:
         """The figures of the objective, as means over the pairs or answers since the last entry."""
