@@ -141,6 +141,7 @@ BESIDE, AGAIN, FIRST = "depends on the pairs beside it", "something else the nex
         "return x.detach(), {}": "no gradient",
         "return pairs.log_ratios[0], {}": "names none",
         "return pairs.chosen, {'a': pairs.chosen.mean()}": r"a has the shape \(\)",
+        "return pairs.chosen, {'a': (pairs.chosen, pairs.chosen.mean() > 0)}": r"which of a count has the shape \(\)",
         "return -logsigmoid(0.01 * (x - x.mean())), {}": BESIDE,
         "return -logsigmoid(x / x.std().detach()), {}": "of 1 pair, losses .* nan|" + BESIDE,
         "return (x if len(x) < 300 else x - x.mean()), {}": BESIDE,
