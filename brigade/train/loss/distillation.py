@@ -35,6 +35,7 @@ from . import divergence, second_model, tiled
 from .averages import Averages
 from .divergence import Said
 from .precomputed import Look, Precomputed
+from .supervised_loss import targets_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -182,9 +183,7 @@ def kept_words(settings: Settings, words: int) -> int | None:
 
 def _is_told(inputs: Inputs) -> Tensor:
     """Return which targets of a micro-batch have a label: bool (targets,)."""
-    targets = tiled.targets_of(inputs)
-    assert targets is not None
-    return targets.reshape(-1) != IGNORED
+    return targets_of(inputs.get("labels"), inputs.get("shift_labels")).reshape(-1) != IGNORED
 
 
 def describe(run: Run, data: Prepared) -> dict[str, str]:

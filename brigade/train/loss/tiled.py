@@ -4,7 +4,7 @@ Each tile is computed again in the backward pass (torch.utils.checkpoint). A tok
 results are the same (Bekman et al. 2025, arXiv 2506.13996: Arctic Long Sequence Training).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,9 +20,8 @@ from ..model import trial
 from ..recipe.settings import Settings
 from ..recipe.value_types import fits_layer
 from ..upstream.experts import gather_whole
-from . import supervised_loss
 from .divergence import Said
-from .supervised_loss import PLAIN, Terms, of_tokens, weights_of_targets
+from .supervised_loss import PLAIN, Terms, of_tokens, targets_of, weights_of_targets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -51,11 +50,6 @@ def apply(
 def tokens_of_tile(loss: int, words: int) -> int:
     """Return the tokens in a tile of the loss. loss: as the key of a recipe has it; words: of the vocabulary"""
     return max(1, LOGITS // words) if loss is True else loss
-
-
-def targets_of(given: Mapping[str, Any]) -> torch.Tensor | None:
-    """Return the label of each token for which there are logits, or None where there is none."""
-    return supervised_loss.targets_of(given.get("labels"), given.get("shift_labels"))
 
 
 # ---- the loss --------------------------------------------------------------------------------------------------------
@@ -126,13 +120,13 @@ def _tile_loss(model: "PreTrainedModel", tokens: int, by_token: bool, terms: Ter
 
 def _ask(model: "PreTrainedModel", _: object, given: MicroBatch) -> None:
     """Tell the output layer what it is asked for. PEFT may hold two of them, the original and the trained one."""
-    labels, shifted = given.get("labels"), targets_of(given)
-    said = this_process.forward_pass.teacher
+    labels, asked = given.get("labels"), None
+    if labels is not None:
+        targets, said = targets_of(labels, given.get("shift_labels")), this_process.forward_pass.teacher
+        asked = targets, given.get("num_items_in_batch"), weights_of_targets(), said
     for head in model.get_output_embeddings().modules():
         if isinstance(head, TiledHead):
-            head.asked = (
-                None if labels is None else (shifted, given.get("num_items_in_batch"), weights_of_targets(), said)
-            )
+            head.asked = asked
 
 
 # ---- the MLPs --------------------------------------------------------------------------------------------------------

@@ -189,8 +189,6 @@ def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: Worl
         "adapter_name_or_path": None,  # its weights are no tiny model's
         "trainable_token_indices": _tokens(settings.recipe.model),
     }
-    if settings.recipe.training.teacher:
-        recipe["training"]["teacher"] = str(model.with_name(TEACHER))
     compares = objective_of(settings.recipe.training).compares
     if compares and settings.recipe.training.reference not in (None, MODEL, ADAPTERS_OFF):
         recipe["training"]["reference"] = MODEL  # another one is not tiny
@@ -207,6 +205,7 @@ def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: Worl
         "reference_batch_size": None,
         "per_device_train_batch_size": 2,
         "per_device_eval_batch_size": 4,
+        "teacher": settings.recipe.training.teacher and str(model.with_name(TEACHER)),
         "max_steps": STEPS,
         "save_steps": SAVE_STEPS,
         "eval_steps": SAVE_STEPS if settings.recipe.training.load_best_model_at_end else None,
