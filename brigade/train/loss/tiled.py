@@ -30,6 +30,7 @@ LOGITS = 2**26  # in a tile of `true`: 256 MiB in fp32
 _MLPS = ("mlp", "feed_forward", "block_sparse_moe")  # what Transformers' decoder layers call theirs
 
 Tokens = int | Literal["auto"] | None
+Asked = tuple[torch.Tensor, Any, torch.Tensor | None, Said | None]  # of a TiledHead
 
 
 def apply(
@@ -68,7 +69,7 @@ class TiledHead(torch.nn.Linear):
     tokens: int
     by_token: bool
     terms: Terms
-    asked: tuple[torch.Tensor, Any, torch.Tensor | None, Said | None] | None
+    asked: Asked | None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits, or the loss in fp32: a scalar, or that of each token. hidden: (..., tokens, hidden size)"""
@@ -120,7 +121,8 @@ def _tile_loss(model: "PreTrainedModel", tokens: int, by_token: bool, terms: Ter
 
 def _ask(model: "PreTrainedModel", _: object, given: MicroBatch) -> None:
     """Tell the output layer what it is asked for. PEFT may hold two of them, the original and the trained one."""
-    labels, asked = given.get("labels"), None
+    labels = given.get("labels")
+    asked: Asked | None = None
     if labels is not None:
         targets, said = targets_of(labels, given.get("shift_labels")), this_process.forward_pass.teacher
         asked = targets, given.get("num_items_in_batch"), weights_of_targets(), said
