@@ -137,9 +137,9 @@ def _write_teacher(folder: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
     torch.manual_seed(0)
-    teacher = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder / "model"))
-    teacher.save_pretrained(folder / TEACHER)
-    PreTrainedTokenizerFast.from_pretrained(TOKENIZER).save_pretrained(folder / TEACHER)
+    config = AutoConfig.from_pretrained(folder / "model", trust_remote_code=False)
+    AutoModelForCausalLM.from_config(config, trust_remote_code=False).save_pretrained(folder / TEACHER)
+    PreTrainedTokenizerFast.from_pretrained(TOKENIZER, trust_remote_code=False).save_pretrained(folder / TEACHER)
 
 
 def with_small_axes(strategy: Strategy) -> Strategy:
