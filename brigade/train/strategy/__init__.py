@@ -108,7 +108,7 @@ def _from_accelerate(
     )
 
 
-def refusal(about: str = "", **facts: object) -> Fields | None:
+def refusal(about: str = "", /, **facts: object) -> Fields | None:
     """The row of refused.yaml that these facts meet (method, kind of strategy, keys of the recipe), or None. about: a fact, of
     whose rows it is one"""
     rows = [row for row in table(Path(__file__).with_name("refused.yaml")) if not about or about in row["when"]]
