@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pages import EVIDENCE, markdown, where, write
+from brigade.train.recipe import objectives
 from testing.preferences import (
     ADAPTERS,
     ADAPTERS_FIRST,
@@ -30,13 +31,9 @@ from testing.preferences import (
     worst,
 )
 
+# The first form of each -> its name for readers.
 OBJECTIVES = {
-    "sigmoid": "DPO",
-    "ipo": "IPO",
-    "simpo": "SimPO",
-    "orpo": "ORPO",
-    "kto": "KTO",
-    "reward": "a reward model",
+    next(iter(each.loss_types), name): each.title for name, each in objectives.OBJECTIVES.items() if each.compares
 }
 FIGURES = ("loss", "grad_norm")
 # strategy -> ranks; a reward model's head is not divided

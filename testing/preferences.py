@@ -13,6 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from brigade.train.recipe.objectives import JUDGED, OBJECTIVES
 from brigade.train.strategy.axes import Axes
 
 from . import axes, axes_sequence, parity, plain_preferences, runs
@@ -62,7 +63,7 @@ def rows_of(form: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 def kind_of(form: str) -> str:
     """Return which rows a form reads: pairs or judged."""
-    return "judged" if FORMS[form]["objective"] == "kto" else "pairs"
+    return OBJECTIVES[FORMS[form]["objective"]].rows
 
 
 def write_inputs(folder: Path) -> Path:
@@ -247,7 +248,7 @@ def _keys(case: Case) -> dict[str, Any]:
 
 def _logged(case: Case, figures: dict[str, float]) -> dict[str, float]:
     """Return figures without the one that train.py does not log: the margin of answers that make no pairs."""
-    left_out = "rewards/margins" if kind_of(case.form) == "judged" else ""
+    left_out = "rewards/margins" if kind_of(case.form) == JUDGED else ""
     return {key: value for key, value in figures.items() if key != left_out}
 
 

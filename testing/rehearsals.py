@@ -39,6 +39,7 @@ def rehearsed(path: Path) -> tuple[Any, ...]:
         *strategy.axes.used,
         strategy.axes.chosen_schedule,
         bool(model.rope_parameters),
+        recipe.training.objective,
         recipe.training.tiled_loss,
         strategy.name,
         recipe.training.activation_checkpointing,

@@ -1,11 +1,9 @@
 """A job: one recipe on one cluster, as `launch` starts it and `launch --write` writes it for others to start."""
 
-import hashlib
 import json
 import os
 import subprocess
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,7 +15,7 @@ from ..train.recipe import flags
 from ..train.recipe.batch import batch_arithmetic
 from ..train.recipe.files import find, text_of
 from ..train.recipe.hostfile import read_hostfile
-from ..train.recipe.program import check_code, own_code
+from ..train.recipe.program import check_code, digests_of, function_files
 from ..train.recipe.settings import Settings
 from ..train.strategy import Strategy, accelerate_config, choose
 
@@ -72,13 +70,8 @@ class Job:
 
     def own_code(self) -> dict[str, str]:
         """Digests of the user's Python files that the job runs, by their names; of a file that cannot be read, none."""
-        found: dict[str, str] = {}
-        with suppress(OSError):
-            found |= own_code(self.settings)
-        if self.script:
-            with suppress(OSError):
-                found[Path(self.script).name] = hashlib.sha256(Path(self.script).read_bytes()).hexdigest()[:16]
-        return found
+        paths = [*function_files(self.settings).values(), *([self.script] if self.script else [])]
+        return digests_of(path for path in paths if os.access(Path(path).expanduser(), os.R_OK))
 
     def named_again(self, file: str) -> list[str]:
         """Words by which train.py learns of axes, of which accelerate's launcher hands little on. file: accelerate's"""

@@ -119,6 +119,13 @@ def test_accelerates_own_zero_options(pick, write_json, tmp_path):
     assert pick(env=env).identity() == chosen.identity()
 
 
+@pytest.mark.parametrize("kind", ["MULTI_GPU", "DEEPSPEED"])
+def test_a_mesh_that_shards_nothing_is_refused(kind, pick, mistake):
+    document = {"distributed_type": kind, "parallelism_config": {"parallelism_config_dp_shard_size": 4}}
+    message = mistake(pick, cluster={"accelerate_config": document})
+    assert "parallelism_config_dp_shard_size" in message and f"{kind} shards nothing by it" in message
+
+
 @pytest.mark.parametrize("key, value, named", [
     ("gradient_clipping", 0.5, "max_grad_norm"), ("gradient_accumulation_steps", 4, "global_batch_size"),
 ])  # fmt: skip

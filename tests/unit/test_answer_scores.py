@@ -181,9 +181,9 @@ def asked(count):
 def test_together_and_one_by_one():
     model, questions = tiny_llama(), asked(10)
     one_by_one = sample_answers.generate(model, TOKENIZER, questions, 0, 1, "cpu")
-    for together, longest in ((4, 0), (1, 90), (7, 90)):
+    for together, longest in ((4, sample_answers.LONGEST), (1, 90), (7, 90)):
         given = sample_answers.generate(model, TOKENIZER, questions, 0, 1, "cpu", None, together, longest)
-        assert (given == one_by_one) if not longest else all(len(answer) <= 90 for answer in given)
+        assert given == one_by_one if longest == sample_answers.LONGEST else all(len(answer) <= 90 for answer in given)
     assert any(answer[-1] == 1 for answer in one_by_one) and any(len(answer) == 64 for answer in one_by_one)
 
 

@@ -57,12 +57,17 @@ def test_questions_are_spread_over_the_sources(wanted, names):
 
 def test_an_answer_ends_where_the_model_the_tokenizer_or_the_reference_end_one():
     added = {0: AddedToken("</s>", special=True), 2: AddedToken("<|eot_id|>", special=True), 6: AddedToken("<tool>")}
+    added[3] = AddedToken("</call>", special=True)
     tokenizer = SimpleNamespace(eos_token_id=0, added_tokens_decoder=added)
     model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=[0, 30]))
     asked = [sample_answers.Question("a", [1], reference) for reference in ([6, 2], [6, 2, 9], [2, 6, 7, 8])]
     first, second = (sample_answers.stops(model, tokenizer, rows) for rows in (asked[:1], asked[1:]))
     assert first == second == {0, 2, 30}
     assert sample_answers.stops(model, tokenizer, asked[2:]) == {0, 30}
+    calls = sample_answers.Question(
+        "a", [1], [6, 3, 7, 3, 2]
+    )  # each ends with a special token, before that of the turn
+    assert sample_answers.stops(model, tokenizer, [calls]) == {0, 2, 30}
     model.generation_config.eos_token_id = tokenizer.eos_token_id = None
     assert sample_answers.stops(model, tokenizer, asked[2:]) == set()
 

@@ -148,6 +148,7 @@ def test_names_to_choose_from_are_listed_once(load, mistake):
     ("training", "global_batch_size", 16.5, " an integer"),
     ("training", "per_device_train_batch_size", 16.5, " an integer or 'auto'"),
     ("training", "optim_args", "foo", "name=value,name=value"),
+    ("model", "trainable_token_indices", [True, False], "without quotation marks YAML reads yes and no"),
 ])  # fmt: skip
 def test_a_wrong_value_names_place_value_and_what_is_wanted(load, mistake, section, key, value, wanted):
     message = mistake(load, **{section: {key: value}})

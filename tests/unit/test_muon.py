@@ -158,6 +158,16 @@ def test_arguments_have_torchs_names(user_error):
         assert words in user_error(parse_arguments, "muon", wrong, "optim_args").cure
 
 
+@pytest.mark.parametrize("optim", ["sgd", "lamb", "lars", "muon"])
+def test_an_argument_that_the_recipe_has_a_key_for_is_refused(optim, user_error):
+    """Groups of parameters have the recipe's weight_decay, and an argument would not change it."""
+    for argument, key in (
+        ("weight_decay=0.5", "set the recipe's weight_decay"),
+        ("lr=1", "set the recipe's learning_rate"),
+    ):
+        assert key in user_error(parse_arguments, optim, argument, "optim_args").cure
+
+
 def test_a_step_without_a_division_is_told():
     model = model_of("llama")
     optimizer = Muon([{"params": [model.model.layers[0].mlp.up_proj.weight], MATRIX: True}], lr=1e-2)

@@ -1,6 +1,8 @@
 """What users rely on of objectives: which keys they read, losses of their own, and log-probabilities in every layout."""
 
+import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,11 +16,12 @@ from brigade.train.data.store import IGNORED
 from brigade.train.engines.parallel.sequence import DividedSequences
 from brigade.train.loss import own_loss, tiled
 from brigade.train.loss.objective import load
-from brigade.train.loss.objective.contract import Pairs, Result, means_of, sums
+from brigade.train.loss.objective.contract import Options, Pairs, Result, compare, means_of, sums
 from brigade.train.loss.objective.load import loss_of, options_of
+from brigade.train.loss.reference import Reference
 from brigade.train.model import scores
 from brigade.train.recipe import flags, objectives
-from brigade.train.recipe.objectives import JUDGED, OBJECTIVES, PAIRS, ObjectiveKeys, beta_of
+from brigade.train.recipe.objectives import ADAPTERS_OFF, JUDGED, MODEL, OBJECTIVES, PAIRS, ObjectiveKeys, beta_of
 from testing.ranks import REPOSITORY
 
 CONFIG = LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=97)
@@ -44,10 +47,24 @@ PAD = 96
     (["--objective", "distill", "--teacher", "other", "--label_smoothing_factor", "0.1"], "objective distill does not read it"),
     (["--objective", "dpo", "--loss_type", "ipo"], "'ipo' is an objective of its own"),
     (["--objective", "grpo"], "'grpo' is not sft, dpo"),
+    *((["--objective", "own.py:loss", f"--{key}", value], "objective own.py:loss does not read it") for key, value in {
+        "z_loss_coef": "1e-4", "label_smoothing_factor": "0.1", "token_loss": "own.py:other", "neftune_noise_alpha": "5",
+        "teacher": "other", "kd_ratio": "0.2", "answer_score": "text", "precompute_ref_log_probs": "true",
+    }.items()),
+    (["--objective", "own.py:loss", "--metric_for_best_model", "eval_divergence"], "has no eval_divergence"),
 ])  # fmt: skip
 def test_a_key_that_would_not_be_read_is_refused(words, problem):
     with pytest.raises(UserError, match=re.escape(problem)):
         flags.load(words)
+
+
+def test_a_loss_of_ones_own_reads_each_key_of_comparisons():
+    options = (
+        "--simpo_gamma 1 --desirable_weight 2 --undesirable_weight 2 --loss_type hinge --label_smoothing 0.1 --beta 0.3"
+    )
+    assert options_of(flags.load(["--objective", "own.py:loss", *options.split()]).recipe.training) == Options(
+        0.3, "hinge", 0.1, 1.0, 2.0, 2.0
+    )
 
 
 def test_the_documentation_has_each_objective_with_its_keys_and_defaults():
@@ -94,6 +111,12 @@ def test_the_documented_loss_of_ones_own_works():
     assert float(result.figures["rewards/margins"]) == pytest.approx(0.15)
 
 
+def test_a_loss_of_ones_own_may_return_a_pair():
+    one = torch.tensor([1.0, 2.0])
+    result = compare(lambda pairs, options: (pairs.chosen, {"a": pairs.chosen}), None, one, one, None)
+    assert result.losses.tolist() == [1.0] and means_of(result) == {"loss": 1.0, "a": 1.0}
+
+
 HEADER = """import torch
 from torch.nn.functional import logsigmoid
 from brigade.train.loss.objective.contract import Result
@@ -118,6 +141,7 @@ BESIDE, AGAIN, FIRST = "depends on the pairs beside it", "something else the nex
         "return x.detach(), {}": "no gradient",
         "return pairs.log_ratios[0], {}": "names none",
         "return pairs.chosen, {'a': pairs.chosen.mean()}": r"a has the shape \(\)",
+        "return pairs.chosen, {'a': (pairs.chosen, pairs.chosen.mean() > 0)}": r"which of a count has the shape \(\)",
         "return -logsigmoid(0.01 * (x - x.mean())), {}": BESIDE,
         "return -logsigmoid(x / x.std().detach()), {}": "of 1 pair, losses .* nan|" + BESIDE,
         "return (x if len(x) < 300 else x - x.mean()), {}": BESIDE,
@@ -171,6 +195,26 @@ def test_a_loss_without_the_reference_that_it_needs_is_told_to_name_one(tmp_path
     (tmp_path / "own.py").write_text("def loss(pairs, options): return pairs.log_ratios[0], {}")
     settings = flags.load(["--objective", f"{tmp_path}/own.py:loss"])
     assert "name one: reference: model" in mistake(loss_of, settings)
+
+
+# ---- what is kept of a reference ---------------------------------------------------------------------------------
+def test_what_a_reference_says_is_kept_apart_for_each_form_of_its_weights(tmp_path):
+    (tmp_path / "adapter_model.safetensors").touch()
+    begun = {"use_peft": True, "adapter_name_or_path": str(tmp_path)}
+
+    def made_of(reference, **model):
+        run = SimpleNamespace(
+            settings=flags.load(["--objective", "dpo"]).with_model(**model), base={"weights": "digest"}
+        )
+        trainer = SimpleNamespace(run=run, model=SimpleNamespace(config=CONFIG))
+        return json.dumps(Reference(trainer, reference, True)._made_of())
+
+    forms = [{}, {"load_in_4bit": True}, *({"load_in_4bit": True, key: value} for key, value in
+             (("bnb_4bit_quant_type", "fp4"), ("use_bnb_nested_quant", False)))]  # fmt: skip
+    assert len({made_of(ADAPTERS_OFF, **form) for form in forms}) == len(forms)
+    alphas = {made_of(MODEL, **begun, lora_alpha=alpha) for alpha in (16, 32)}
+    assert len(alphas) == 2
+    assert made_of(MODEL) == json.dumps([{"weights": "digest"}, False, None]), "files of earlier versions are found"
 
 
 # ---- log-probabilities -------------------------------------------------------------------------------------------

@@ -1,13 +1,19 @@
 """What a trace says in short: the longest kernels, communication that nothing hides, waiting; and which ranks are traced."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from brigade.report import figures
 from brigade.report.records import Record
+from brigade.train.host.cluster import World
+from brigade.train.recipe import flags
 from brigade.train.recipe.training_section import TrainingSection
+from brigade.train.strategy import Strategy
 from brigade.train.upstream import memory_snapshots
-from brigade.train.watch.profile import summary
+from brigade.train.watch import profile
+from brigade.train.watch.profile import profiled, summary
 
 
 def event(name, begin, end, cat="kernel", tid=7):
@@ -52,6 +58,14 @@ def test_a_trace_of_nothing_has_no_parts():
 def test_what_is_no_choice_of_steps_is_refused(given):
     with pytest.raises(ValueError, match="start: STEP, steps: NUMBER"):
         TrainingSection.model_validate({"global_batch_size": 1, "profile": given})
+
+
+def test_a_rank_that_is_not_there_is_told(monkeypatch):
+    said = []
+    monkeypatch.setattr(profile._log, "warning", lambda *words: said.append(words[0] % words[1:]))
+    run = SimpleNamespace(settings=flags.load(["--profile", "{ranks: [0, 7]}"]), strategy=Strategy("ddp", "ddp", "here"),
+                          world=World(0, 0, 2, 2, "host", "torchrun"))  # fmt: skip
+    assert len(profiled(run)) == 1 and said == ["profile: there is no rank 7 among 2"]
 
 
 def test_the_page_shows_a_bar_for_each_traced_rank_the_last_of_each():

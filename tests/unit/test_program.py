@@ -84,6 +84,18 @@ def test_hosts_compare_the_files_that_a_user_wrote(tmp_path, monkeypatch):
     assert program.own_code(flags.load([])) == {"loss.py": program.own_code(settings)["loss.py"]}
 
 
+def test_files_of_one_name_are_all_compared(tmp_path):
+    for folder in ("losses", "scores"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "own.py").write_text("one")
+    named = "--token_loss", f"{tmp_path}/losses/own.py:f", "--answer_score", f"{tmp_path}/scores/own.py:f"
+    settings, seen = flags.load(list(named)), []
+    for folder in ("scores", "losses", "scores"):
+        (tmp_path / folder / "own.py").write_text(f"another {len(seen)}")
+        seen.append(program.own_code(settings)["own.py"])
+    assert len({*seen}) == 3
+
+
 def test_a_program_in_no_file_is_refused(tmp_path, monkeypatch, mistake):
     """`python -` names it <stdin>."""
     monkeypatch.setattr(sys.modules["__main__"], "__file__", "<stdin>", raising=False)

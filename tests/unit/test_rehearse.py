@@ -11,6 +11,7 @@ from transformers import AutoConfig
 from brigade.train.host.cluster import World
 from brigade.train.model.tiny import VOCABULARY, shrink
 from brigade.train.recipe import flags
+from brigade.train.run import best_checkpoint
 from brigade.train.step import rehearse
 from brigade.train.strategy import Strategy
 from testing.shipped import shipped
@@ -55,6 +56,7 @@ def copied(tmp_path, monkeypatch):
 @pytest.mark.parametrize("model, words, kind, source", [
     ("Qwen/Qwen3-8B", [], "qwen3", "config.json"),
     ("Qwen/Qwen3-8B", ["--model_name_or_path", "recipes/gemma-3-1b-it"], "gemma3_text", "recipes/gemma-3-1b-it/config.json"),
+    ("./outputs/not-made-yet", [], "qwen3", "config.json"),
     ("recipes/phi-4", [], "phi3", "recipes/phi-4/config.json"),  # a recipe that was copied, and beside it the first one's
 ])  # fmt: skip
 def test_what_is_rehearsed_is_the_model_that_is_named(model, words, kind, source, copied):
@@ -71,6 +73,23 @@ def test_a_config_of_another_model_beside_a_recipe_is_refused_where_the_model_is
     monkeypatch.setattr("brigade.train.step.rehearse.load_config", lambda _: other)
     message = mistake(rehearse.model_config, settings)
     assert "config.json: hidden_size" in message and "Qwen/Qwen3-14B" in message
+
+
+def test_a_recipe_that_keeps_the_best_checkpoint_is_rehearsed_with_evaluations(copied, tmp_path):
+    words = [
+        "--load_best_model_at_end",
+        "true",
+        "--early_stopping_patience",
+        "2",
+        "--eval_steps",
+        "9",
+        "--save_steps",
+        "9",
+    ]
+    strategy, world = Strategy("ddp", "ddp", "here"), World(0, 0, 2, 2, "host", "torchrun")
+    tiny = rehearse.tiny_recipe(copied("recipes/phi-4", *words), strategy, tmp_path / "model", world)
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny))
+    best_checkpoint.check(flags.load(["--recipe", str(tmp_path / "tiny.yaml")]))
 
 
 def test_what_needs_a_gpu_is_replaced_and_told():

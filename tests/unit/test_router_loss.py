@@ -11,6 +11,8 @@ from brigade.train.loss.router_loss import RouterLoss
 from brigade.train.model import experts
 from brigade.train.model.tiny import shrink
 from brigade.train.recipe import flags
+from brigade.train.step import preflight
+from brigade.train.strategy import Strategy
 from testing.routers import passed, rows, trainer_of
 
 COEFFICIENT = 0.5
@@ -195,3 +197,13 @@ def test_what_cannot_have_it_is_refused_by_name(model, words, stages, said, mist
     assert said in message
     assert "router_aux_loss_coef" in message
     experts.check_router_loss(flags.load(ASKED), config_of("qwen3_moe"), 1)
+
+
+@pytest.mark.parametrize(
+    "words, said", [(["--neftune_noise_alpha", "5"], "with other noise"), (["--images"], "have images")]
+)
+def test_what_a_recipe_refuses_beside_it_is_refused_where_the_config_asks_for_it(words, said, mistake):
+    strategy, config = Strategy("single", "single", "here"), config_of("qwen3_moe", output_router_logits=True)
+    assert said in mistake(preflight.check_routers, flags.load(words), strategy, config)
+    assert "router_aux_loss_coef" in mistake(preflight.check_routers, flags.load(words), strategy, config)
+    preflight.check_routers(flags.load([*words, "--router_aux_loss_coef", "0"]), strategy, config)

@@ -35,6 +35,7 @@ from . import divergence, second_model, tiled
 from .averages import Averages
 from .divergence import Said
 from .precomputed import Look, Precomputed
+from .supervised_loss import targets_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -101,7 +102,7 @@ class Distillation(Averages):
     def read(self, inputs: Inputs) -> MicroBatch:
         """Return the micro-batch with what the teacher says of it."""
         column = self._hidden(inputs) if self.k is None else self._rows(inputs)
-        return {**inputs, TEACHER: Said((column,), self._of_tile, self._taken)}
+        return {**inputs, TEACHER: Said(column, self._of_tile, self._taken)}
 
     @torch.no_grad()
     def _hidden(self, inputs: Inputs) -> Tensor:
@@ -126,9 +127,8 @@ class Distillation(Averages):
     def _made_of(self) -> list[Any]:
         """Return what identifies the kept words: their teacher, and how many words of how many are kept."""
         named, temperature = of_teacher(self.settings), self.options.temperature
-        section = named.recipe.model
         digests = consistency.digests(Path(load.weights(named, load_config(named))))
-        return [digests, section.load_in_4bit, section.rope_parameters, self.k, self.words, temperature]
+        return [digests, *second_model.read_as(named.recipe.model), self.k, self.words, temperature]
 
     def _look(self, inputs: MicroBatch) -> np.ndarray:
         """Return what is kept of each supervised token of a micro-batch."""
@@ -183,9 +183,7 @@ def kept_words(settings: Settings, words: int) -> int | None:
 
 def _is_told(inputs: Inputs) -> Tensor:
     """Return which targets of a micro-batch have a label: bool (targets,)."""
-    targets = tiled.targets_of(inputs)
-    assert targets is not None
-    return targets.reshape(-1) != IGNORED
+    return targets_of(inputs.get("labels"), inputs.get("shift_labels")).reshape(-1) != IGNORED
 
 
 def describe(run: Run, data: Prepared) -> dict[str, str]:

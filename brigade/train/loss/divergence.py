@@ -29,11 +29,11 @@ class Options(NamedTuple):
 class Said(NamedTuple):
     """What a teacher says of the targets of a micro-batch.
 
-    columns: tensors of (targets, ...); sums: of a tile's logits, targets, weights and columns, as sums() gives them
+    column: (targets, ...); sums: of a tile's logits, targets, weights and column, as sums() gives them
     taken: turns the sums over all tiles into the micro-batch's part of the loss
     """
 
-    columns: tuple[Tensor, ...]
+    column: Tensor
     sums: Callable[..., Tensor]
     taken: Callable[[Tensor], Tensor]
 

@@ -45,7 +45,7 @@ def way_of_sharing(run: Run, config: "PreTrainedConfig") -> tuple[str, str]:
     settings, how = run.settings, run.kernels.attention
     if not may_share(settings.recipe.training):
         return packed_samples.NOTHING, ""
-    row = refusal(**facts_of(run.strategy, settings) | {"share_prompts": True})
+    row = refusal("share_prompts", **facts_of(run.strategy, settings) | {"share_prompts": True})
     if row:
         return packed_samples.NOTHING, str(row["problem"])
     if router_loss_coef(settings, config):

@@ -49,9 +49,7 @@ def token_losses(
     logits: (sequences, tokens, vocabulary); labels, shift_labels: (sequences, tokens), of which one may be None: targets are the
     second, or the first shifted by one token. The signature is that of Transformers' loss functions (loss/loss_utils.py).
     """
-    targets = supervised_loss.targets_of(labels, shift_labels)
-    assert targets is not None
-    targets = targets.reshape(-1).to(logits.device)
+    targets = supervised_loss.targets_of(labels, shift_labels).reshape(-1).to(logits.device)
     return cross_entropy(logits.flatten(0, -2).float(), targets, ignore_index=IGNORED, reduction="none")
 
 

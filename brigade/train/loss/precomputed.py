@@ -110,7 +110,6 @@ class Precomputed:
     ) -> Iterator[tuple[np.ndarray, MicroBatch]]:
         """Yield the numbers in the store of the samples of this rank's micro-batches, and the micro-batches."""
         chosen = torch.utils.data.Subset(split, numbers)
-        chosen.streamed, chosen.counted = False, lambda: None  # type: ignore[attr-defined]
         loader = self.trainer.eval_loader(chosen, self.looks_as if self.by_token else None)
         for own, inputs in zip(order.order()[:, 0, order.rank], loader, strict=True):
             samples = [split.samples_of(numbers[place]) for place in own if place != FILLER]

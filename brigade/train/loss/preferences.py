@@ -6,8 +6,6 @@ is a mean over the global batch.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +22,8 @@ from ..engines.parallel import sequence
 from ..recipe.objectives import JUDGED, begins_as_reference, objective_of, precomputes, reference_of
 from .averages import Averages
 from .objective import load
-from .objective.contract import Result, compare, margin_of, means_of, sums
-from .reference import Reference
+from .objective.contract import compare, margin_of, means_of, sums
+from .reference import Reference, log_probabilities, looking
 
 ACCURACIES = "rewards/accuracies"
 _DIVERGENCE = "divergence"  # of a step, beside what of_batch has of a micro-batch
@@ -45,7 +43,7 @@ class Preferences(Averages):
         self.reference: Reference | None = None
         named = reference_of(settings.recipe)
         if named:
-            self.reference = Reference(trainer, self, named, precomputes(settings.recipe))
+            self.reference = Reference(trainer, named, precomputes(settings.recipe))
 
     def begin(self, checkpoint: Path | None) -> None:
         if self.reference:
@@ -70,43 +68,17 @@ class Preferences(Averages):
         """Add REFERENCE to micro-batches whose samples came without it."""
         if not self.reference or self.reference.precomputes:
             return
-        with self.looking():
+        with looking(self.trainer):
             for batch in micro_batches:
                 for each in (batch, batch[ANSWERS].get(MISMATCHED)):
                     if each is not None:
-                        each[ANSWERS][REFERENCE] = self.log_probabilities(each, self.reference.token_losses)
+                        each[ANSWERS][REFERENCE] = self.reference.log_probabilities(each)
 
     def mismatched_ratios(self, batch: MicroBatch) -> torch.Tensor:
         """Return the log-ratios of the answers to other prompts: (answers,)"""
         others = batch[ANSWERS][MISMATCHED]
-        with self.looking():
-            return self.log_probabilities(others) - others[ANSWERS][REFERENCE]
-
-    def log_probabilities(
-        self, batch: MicroBatch, token_losses: Callable[[MicroBatch], torch.Tensor] | None = None
-    ) -> torch.Tensor:
-        """Return the log-probability of each answer of a micro-batch: (answers,), on all ranks that compute it together. Without
-        gradients.
-
-        token_losses: of a micro-batch, by another model than the one that is trained
-        """
-        found = sums((token_losses or self.trainer.token_losses)(batch), batch[ANSWERS])
-        return sequence.summed(found) if self.parts > 1 else found
-
-    @contextmanager
-    def looking(self) -> Iterator[None]:
-        """While the model is looked at, without dropout and gradients."""
-        model = self.trainer.model_wrapped
-        training = model.training
-        if training:
-            model.eval()
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            if training:
-                model.train()
-            torch.clear_autocast_cache()  # its copies of the weights have no gradient
+        with looking(self.trainer):
+            return log_probabilities(self.trainer, others, self.trainer.token_losses) - others[ANSWERS][REFERENCE]
 
     # ---- the loss ----------------------------------------------------------------------------------------------------
     def loss(self, token_losses: torch.Tensor, batch: MicroBatch, items: torch.Tensor | int) -> torch.Tensor:
@@ -120,22 +92,13 @@ class Preferences(Averages):
             return 0.0 * token_losses.sum()
         if self.parts > 1:
             found = sequence.summed(found)
-        result = self.compare(found, answers)
-        self._count(result)
-        # Each rank of a group that divides sequences has the whole loss.
-        return (result.losses.sum() / (items * self.parts)).float()
-
-    def compare(self, found: torch.Tensor, answers: MicroBatch) -> Result:
-        """Return what the objective makes of answers with these log-probabilities, (answers,). answers: their ANSWERS"""
         reference, desirable = answers.get(REFERENCE), answers.get(of_batch.DESIRABLE)
         about = answers[of_batch.TOKENS], reference, desirable, answers.get(_DIVERGENCE)
-        return compare(self.function, self.options, found, *about)
-
-    @torch.no_grad()
-    def _count(self, result: Result) -> None:
-        for name, figure in result.figures.items():
-            values, which = figure if isinstance(figure, tuple) else (figure, torch.ones_like(figure))
-            self.count(name, (values * which).sum(), which.sum())
+        result = compare(self.function, self.options, found, *about)
+        for figure in result.totals():
+            self.count(*figure)
+        # Each rank of a group that divides sequences has the whole loss.
+        return (result.losses.sum() / (items * self.parts)).float()
 
     def add_figures(self, logs: dict[str, float], step: int) -> None:
         """The figures of the objective, as means over the pairs or answers since the last entry."""
@@ -177,8 +140,8 @@ class Preferences(Averages):
         and the log-ratio of the answer to another prompt; NaN for what the objective does not have."""
         answers = batch[ANSWERS]
         self.add_references([batch])
-        with self.looking():
-            found = self.log_probabilities(batch)
+        with looking(self.trainer):
+            found = log_probabilities(self.trainer, batch, self.trainer.token_losses)
         missing = torch.full_like(found, math.nan)
         others = self.mismatched_ratios(batch) if MISMATCHED in answers else missing
         columns = [found, answers[of_batch.TOKENS], answers.get(REFERENCE, missing)]

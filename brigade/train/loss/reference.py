@@ -1,9 +1,9 @@
 """What the reference thinks of each answer: computed of all before the first step (precomputed.py), or beside each one."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,23 +13,41 @@ from ..data.store import MicroBatch
 from ..distributed import consistency
 from ..distributed.process import this_process
 from ..engines.engine import StepContext
+from ..engines.parallel import sequence
 from ..model import adapter_weights, load
 from ..model.location import load_config
-from ..recipe.objectives import ADAPTERS_OFF, JUDGED, MODEL
+from ..recipe.continued import DECIDES
+from ..recipe.objectives import ADAPTERS_OFF, JUDGED, MODEL, objective_of
 from . import second_model
+from .objective.contract import sums
 from .precomputed import Look, Precomputed
 
 
-class Answers(Protocol):
-    """What looks at answers (preferences.py). rows: what a row holds"""
+@contextmanager
+def looking(trainer: StepContext) -> Iterator[None]:
+    """While the trained model is looked at, without dropout and gradients."""
+    model = trainer.model_wrapped
+    training = model.training
+    if training:
+        model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        if training:
+            model.train()
+        torch.clear_autocast_cache()  # its copies of the weights have no gradient
 
-    rows: str
 
-    def looking(self) -> AbstractContextManager[None]: ...
+def log_probabilities(
+    trainer: StepContext, batch: MicroBatch, token_losses: Callable[[MicroBatch], torch.Tensor]
+) -> torch.Tensor:
+    """Return the log-probability of each answer of a micro-batch: (answers,), on all ranks that compute it together.
 
-    def log_probabilities(
-        self, batch: MicroBatch, token_losses: Callable[[MicroBatch], torch.Tensor] | None = None
-    ) -> torch.Tensor: ...
+    token_losses: of a micro-batch, by the trained model or another one
+    """
+    found = sums(token_losses(batch), batch[ANSWERS])
+    return sequence.summed(found) if trainer.run.strategy.axes.sequence > 1 else found
 
 
 class Reference:
@@ -38,8 +56,8 @@ class Reference:
     reference: ADAPTERS_OFF, MODEL, a directory or a name on the Hub; precomputes: whether they are computed before training
     """
 
-    def __init__(self, trainer: StepContext, answers: Answers, reference: str, precomputes: bool) -> None:
-        self.trainer, self.answers = trainer, answers
+    def __init__(self, trainer: StepContext, reference: str, precomputes: bool) -> None:
+        self.trainer = trainer
         self.reference, self.precomputes = reference, precomputes
         # With new adapters the weights that training begins with are there at any time, in their own precision. Those that go on
         # with others begin as something that their own steps take away.
@@ -64,11 +82,15 @@ class Reference:
                 self.model = second_model.load_reference(self.trainer, self.reference)
             return self._look
 
-        columns = 1 + (self.answers.rows == JUDGED)
+        columns = 1 + (objective_of(self.trainer.run.settings.recipe.training).rows == JUDGED)
         precomputed = Precomputed(self.trainer, "reference", "log-probabilities", columns, self._made_of())
-        with self.answers.looking():
+        with looking(self.trainer):
             precomputed.complete(load)
         self.model = None
+
+    def log_probabilities(self, batch: MicroBatch) -> torch.Tensor:
+        """Return the log-probability of each answer of a micro-batch under the reference: (answers,)"""
+        return log_probabilities(self.trainer, batch, self.token_losses)
 
     def token_losses(self, batch: MicroBatch) -> torch.Tensor:
         """Return the reference's loss of each target of a micro-batch: (targets,) in fp32."""
@@ -92,12 +114,13 @@ class Reference:
             config = load_config(named)
             digests = consistency.digests(Path(load.weights(named, config)))
         section, seed = settings.recipe.model, settings.recipe.training.seed
-        key = [digests or [config.to_dict(), seed], section.load_in_4bit, section.rope_parameters]
+        key = [digests or [config.to_dict(), seed], *second_model.read_as(section)]
         adapters = adapter_weights.find(settings) if self.reference == MODEL else None
-        return key + ([consistency.digests(Path(adapters))] if adapters else [])
+        decided = section.model_dump(include={*DECIDES.values()})
+        return key + ([consistency.digests(Path(adapters)), decided] if adapters else [])
 
     def _look(self, batch: MicroBatch) -> np.ndarray:
         """Return the log-probabilities of a micro-batch's answers and, for KTO, those of the mismatched ones."""
         columns = [batch] + ([batch[ANSWERS][MISMATCHED]] if MISMATCHED in batch[ANSWERS] else [])
-        values = [self.answers.log_probabilities(each, self.token_losses) for each in columns]
+        values = [self.log_probabilities(each) for each in columns]
         return torch.stack(values, 1).double().cpu().numpy()

@@ -13,6 +13,7 @@ from ..model import adapter_weights, adapters, base_weights, load, sample_by_sam
 from ..model.location import load_config
 from ..model.sizes import half_or_full
 from ..model.tokenizer import load_tokenizer
+from ..recipe.model_section import ModelSection
 from ..recipe.objectives import MODEL
 from ..recipe.settings import Settings
 from ..run.directory import Run
@@ -63,6 +64,12 @@ def check_tokens(
         numbers = " and ".join(str(each.get(token, "missing")) for each in (other, ours))
         problem = f"{len(differing):,} tokens differ: {token!r} is {numbers} in the {key}'s tokenizer and the model's"
         raise UserError(settings.place(key), problem, cure)
+
+
+def read_as(section: ModelSection) -> list[object]:
+    """Return what a recipe makes of a model's files, where that changes what the model says."""
+    in_4bit = section.load_in_4bit and [section.bnb_4bit_quant_type, section.use_bnb_nested_quant]
+    return [in_4bit, section.rope_parameters]
 
 
 def load_reference(trainer: "StepContext", reference: str) -> "PreTrainedModel | None":

@@ -47,11 +47,12 @@ class Terms(NamedTuple):
 PLAIN = Terms()
 
 
-def targets_of(labels: torch.Tensor | None, shift_labels: torch.Tensor | None) -> torch.Tensor | None:
+def targets_of(labels: torch.Tensor | None, shift_labels: torch.Tensor | None) -> torch.Tensor:
     """Return the label of each token for which there are logits: shift_labels, or else labels shifted by one token."""
-    if shift_labels is None and labels is not None:
-        return pad(labels, (0, 1), value=IGNORED)[..., 1:]
-    return shift_labels
+    if shift_labels is not None:
+        return shift_labels
+    assert labels is not None
+    return pad(labels, (0, 1), value=IGNORED)[..., 1:]
 
 
 def weights_of_targets() -> torch.Tensor | None:
@@ -110,9 +111,7 @@ def _of_model(
     **__: object,
 ) -> torch.Tensor:
     """Except for the first two arguments, the signature is that of Transformers' loss functions (loss/loss_utils.py)."""
-    targets = targets_of(labels, shift_labels)
-    assert targets is not None
-    targets = targets.reshape(-1).to(logits.device)
+    targets = targets_of(labels, shift_labels).reshape(-1).to(logits.device)
     weighs = weights_of_targets() if model.training else None
     whole = of_tokens(logits.flatten(0, -2), targets, terms if model.training else PLAIN, weights=weighs)
     return whole / ((targets != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch)

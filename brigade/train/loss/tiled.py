@@ -4,7 +4,7 @@ Each tile is computed again in the backward pass (torch.utils.checkpoint). A tok
 results are the same (Bekman et al. 2025, arXiv 2506.13996: Arctic Long Sequence Training).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,9 +20,8 @@ from ..model import trial
 from ..recipe.settings import Settings
 from ..recipe.value_types import fits_layer
 from ..upstream.experts import gather_whole
-from . import supervised_loss
 from .divergence import Said
-from .supervised_loss import PLAIN, Terms, of_tokens, weights_of_targets
+from .supervised_loss import PLAIN, Terms, of_tokens, targets_of, weights_of_targets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -31,6 +30,7 @@ LOGITS = 2**26  # in a tile of `true`: 256 MiB in fp32
 _MLPS = ("mlp", "feed_forward", "block_sparse_moe")  # what Transformers' decoder layers call theirs
 
 Tokens = int | Literal["auto"] | None
+Asked = tuple[torch.Tensor, Any, torch.Tensor | None, Said | None]  # of a TiledHead
 
 
 def apply(
@@ -53,11 +53,6 @@ def tokens_of_tile(loss: int, words: int) -> int:
     return max(1, LOGITS // words) if loss is True else loss
 
 
-def targets_of(given: Mapping[str, Any]) -> torch.Tensor | None:
-    """Return the label of each token for which there are logits, or None where there is none."""
-    return supervised_loss.targets_of(given.get("labels"), given.get("shift_labels"))
-
-
 # ---- the loss --------------------------------------------------------------------------------------------------------
 class TiledHead(torch.nn.Linear):
     """The output layer of a causal language model, which computes the loss itself where there are labels.
@@ -74,7 +69,7 @@ class TiledHead(torch.nn.Linear):
     tokens: int
     by_token: bool
     terms: Terms
-    asked: tuple[torch.Tensor, Any, torch.Tensor | None, Said | None] | None
+    asked: Asked | None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits, or the loss in fp32: a scalar, or that of each token. hidden: (..., tokens, hidden size)"""
@@ -83,10 +78,10 @@ class TiledHead(torch.nn.Linear):
         labels, items, weights, said = self.asked
         states, targets = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1).to(hidden.device)
         weights = weights.to(hidden.device) if weights is not None and self.training else None
-        columns = [states, targets, weights, *(said.columns if said else ())]
+        columns = [states, targets, weights, *([said.column] if said else [])]
         # split and not slices: the gradient of each slice would be a whole sequence of zeros with the slice in it
         of_tiles = [repeat(None) if each is None else each.split(self.tokens) for each in columns]
-        of_tile = partial(self._beside_teacher, said) if said else self._of_tile
+        of_tile = partial(self._of_tile, said)
         losses = [_again(of_tile, *tile) for tile in zip(*of_tiles, strict=False)]
         if self.by_token:
             return torch.cat(losses)
@@ -99,19 +94,18 @@ class TiledHead(torch.nn.Linear):
         """Return the logits of some tokens."""
         return super().forward(hidden)
 
-    def _of_tile(self, hidden: torch.Tensor, targets: torch.Tensor, weighs: torch.Tensor | None = None) -> torch.Tensor:
-        reduction = "none" if self.by_token else "sum"
-        return of_tokens(self.logits(hidden), targets, self.terms if self.training else PLAIN, reduction, weighs)
-
-    def _beside_teacher(
+    def _of_tile(
         self,
-        said: Said,
+        said: Said | None,
         hidden: torch.Tensor,
         targets: torch.Tensor,
-        weights: torch.Tensor | None,
-        *columns: torch.Tensor,
+        weighs: torch.Tensor | None,
+        *column: torch.Tensor,
     ) -> torch.Tensor:
-        return said.sums(self.logits(hidden), targets, weights, *columns)
+        if said:
+            return said.sums(self.logits(hidden), targets, weighs, *column)
+        reduction = "none" if self.by_token else "sum"
+        return of_tokens(self.logits(hidden), targets, self.terms if self.training else PLAIN, reduction, weighs)
 
 
 def _tile_loss(model: "PreTrainedModel", tokens: int, by_token: bool, terms: Terms) -> None:
@@ -127,13 +121,14 @@ def _tile_loss(model: "PreTrainedModel", tokens: int, by_token: bool, terms: Ter
 
 def _ask(model: "PreTrainedModel", _: object, given: MicroBatch) -> None:
     """Tell the output layer what it is asked for. PEFT may hold two of them, the original and the trained one."""
-    labels, shifted = given.get("labels"), targets_of(given)
-    said = this_process.forward_pass.teacher
+    labels = given.get("labels")
+    asked: Asked | None = None
+    if labels is not None:
+        targets, said = targets_of(labels, given.get("shift_labels")), this_process.forward_pass.teacher
+        asked = targets, given.get("num_items_in_batch"), weights_of_targets(), said
     for head in model.get_output_embeddings().modules():
         if isinstance(head, TiledHead):
-            head.asked = (
-                None if labels is None else (shifted, given.get("num_items_in_batch"), weights_of_targets(), said)
-            )
+            head.asked = asked
 
 
 # ---- the MLPs --------------------------------------------------------------------------------------------------------

@@ -22,10 +22,11 @@ RENAMED: dict[str, str] = {theirs: ours for ours, names in _TABLE["renamed"].ite
 # Another tool's name -> its value in words -> the keys that mean it here; or the key that takes the value.
 MEANINGS: dict[str, dict[str, Document] | str] = _TABLE["meanings"]
 UNSUPPORTED = {name: group["do"] for group in _TABLE["unsupported"] for name in group["names"]}
+_COMPARING = ", ".join(name for name, objective in OBJECTIVES.items() if objective.compares)
 # A name that other tools use -> what to do here.
 OTHER_NAMES: dict[str, str] = {
     **{theirs: f"it is called {ours} here{', a flag' * (ours in ONLY_FLAGS)}" for theirs, ours in RENAMED.items()},
-    **{name: group["do"] for group in _TABLE["instead"] for name in group["names"]},
+    **{name: group["do"].replace("OBJECTIVES", _COMPARING) for group in _TABLE["instead"] for name in group["names"]},
     **UNSUPPORTED,
 }
 MANY = 8  # choices, beyond which a message lists them once

@@ -204,12 +204,17 @@ def is_own(objective: str) -> bool:
 
 
 def objective_of(training: ObjectiveKeys) -> Objective:
-    """Return the recipe's objective. One of the user's reads pairs and all keys, and compares where a reference is named."""
+    """Return the recipe's objective. One of the user's reads pairs and all keys of comparisons, and compares with a reference
+    where one is named."""
     known = OBJECTIVES.get(training.objective)
     if known:
         return known
-    keys = tuple(key for key in ObjectiveKeys.model_fields if key not in ("objective", "answer_score"))
-    return Objective(training.objective, PAIRS, keys, reference=training.reference is not None)
+    keys, named = (
+        {key for each in OBJECTIVES.values() if each.compares for key in each.keys},
+        training.reference is not None,
+    )
+    without = () if named else ("precompute_ref_log_probs",)
+    return Objective(training.objective, PAIRS, tuple(keys.difference(without)), reference=named)
 
 
 def may_share(training: ObjectiveKeys) -> bool:
@@ -308,26 +313,11 @@ def check(recipe: OfRecipe, place: Callable[[str], str]) -> None:
     if training.metric_for_best_model == SCORE and not training.answer_score:
         cure = f"set answer_score: {', '.join(SCORES)}, or a function of your own"
         raise UserError(place("metric_for_best_model"), "without answer_score nothing is scored", cure)
-    if training.loss_type and not is_own(name) and training.loss_type not in known.loss_types:
-        problem = f"{training.loss_type} is no form of {name}"
-        raise UserError(place("loss_type"), problem, f"choose from {', '.join(known.loss_types)}")
-    if training.label_smoothing and loss_type_of(training) not in ("sigmoid", "robust", ""):
-        problem = f"loss_type {loss_type_of(training)} does not read it"
-        raise UserError(place("label_smoothing"), problem, "remove it, or choose sigmoid or robust")
-    if training.loss_type == "robust" and not training.label_smoothing:
-        problem = "robust corrects for wrong pairs, and label_smoothing says that there are none"
-        raise UserError(place("loss_type"), problem, "set label_smoothing (0.1), or choose sigmoid")
+    if not is_own(name):
+        _check_form(training, known, place)
     if name == DISTILL and training.teacher is None:
         raise UserError(
             place("teacher"), "objective distill names no teacher", "name a directory, or a model on the Hub"
-        )
-    if training.beta and loss_type_of(training) in ("forward_kl", "reverse_kl"):
-        raise UserError(
-            place("beta"), f"loss_type {loss_type_of(training)} does not read it", "remove it, or choose jsd"
-        )
-    if loss_type_of(training) == "jsd" and beta_of(training) >= 1:
-        raise UserError(
-            place("beta"), "of a mixture the teacher has a share below 1", "choose 0.5; reverse_kl is its limit at 1"
         )
     if training.reference == ADAPTERS_OFF and not recipe.model.use_peft:
         problem = "adapters_off, but the recipe trains no adapters (use_peft)"
@@ -335,3 +325,22 @@ def check(recipe: OfRecipe, place: Callable[[str], str]) -> None:
     if recipe.model.load_in_4bit and reference_of(recipe) == MODEL and not precomputes(recipe):
         problem = "a second model is not in 4 bits, as the weights are that training begins with"
         raise UserError(place("reference"), problem, "write adapters_off: the same weights, without a second model")
+
+
+def _check_form(training: ObjectiveKeys, known: Objective, place: Callable[[str], str]) -> None:
+    """Raise UserError for a loss_type that the objective does not have, and for keys that it does not read or lacks."""
+    form = loss_type_of(training)
+    if training.loss_type and form not in known.loss_types:
+        problem = f"{form} is no form of {training.objective}"
+        raise UserError(place("loss_type"), problem, f"choose from {', '.join(known.loss_types)}")
+    if training.label_smoothing and form not in ("sigmoid", "robust"):
+        problem = f"loss_type {form} does not read it"
+        raise UserError(place("label_smoothing"), problem, "remove it, or choose sigmoid or robust")
+    if form == "robust" and not training.label_smoothing:
+        problem = "robust corrects for wrong pairs, and label_smoothing says that there are none"
+        raise UserError(place("loss_type"), problem, "set label_smoothing (0.1), or choose sigmoid")
+    if training.beta and form in ("forward_kl", "reverse_kl"):
+        raise UserError(place("beta"), f"loss_type {form} does not read it", "remove it, or choose jsd")
+    if form == "jsd" and beta_of(training) >= 1:
+        problem = "of a mixture the teacher has a share below 1"
+        raise UserError(place("beta"), problem, "choose 0.5; reverse_kl is its limit at 1")

@@ -6,7 +6,8 @@ permits its content: --allow_code FILE=SHA256.
 
 import hashlib
 import sys
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -61,8 +62,17 @@ def started_as(argv: tuple[str, ...]) -> list[str]:
 
 def own_code(settings: Settings) -> dict[str, str]:
     """Return a digest of each of the user's files that a run computes with, by its name: of its program, and of its losses."""
-    paths = [own_program(), *(Path(path).expanduser() for path in function_files(settings).values())]
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in paths if path}
+    program = own_program()
+    return digests_of([*([program] if program else []), *function_files(settings).values()])
+
+
+def digests_of(paths: Iterable[str | Path]) -> dict[str, str]:
+    """Return a digest of each file by its name; files of one name in different folders have one together. Raise OSError."""
+    named = {path.resolve(): path.name for path in (Path(path).expanduser() for path in paths)}
+    contents = defaultdict[str, bytes](bytes)
+    for path, name in named.items():
+        contents[name] += path.read_bytes()
+    return {name: hashlib.sha256(content).hexdigest()[:16] for name, content in contents.items()}
 
 
 def function_files(settings: Settings) -> dict[str, str]:

@@ -138,6 +138,10 @@ def _tokens(value: object) -> object:
     words = _words_or_none([value] if isinstance(value, int) and not isinstance(value, bool) else value)
     if not isinstance(words, list):
         return words
+    if any(isinstance(word, bool) for word in words):  # pydantic would take true for 1
+        raise ValueError(
+            "a list of texts and ids of tokens: without quotation marks YAML reads yes and no as true and false"
+        )
     return [int(word) if isinstance(word, str) and word.isascii() and word.isdigit() else word for word in words]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,37 +43,22 @@ class BatchingTrainer(HookedTrainer):
     def to_device(self, inputs: MicroBatch) -> MicroBatch:
         return on_device(inputs, self.args.device)
 
-    def _loader(
-        self,
-        rows: Any,
-        micro: int,
-        accumulation: int,
-        of: tuple[int, int],
-        seed: int | None,
-        size: int | None = None,
-        collate: Collate | None = None,
-    ) -> Loader:
-        shape = (len(rows), micro, accumulation, *of, seed)
-        kind: Callable[..., GlobalBatches] = GlobalBatches
-        if rows.streamed:
-            kind = StreamBatches
-        elif seed is not None:
-            kind = self.replica.batches()
-        batches = kind(*shape, None if rows.streamed else rows.counted(), size)
-        return Loader(
-            WithFiller(rows, self.pad_token_id), batches, collate or self.collate, self.args.dataloader_num_workers
-        )
+    def _loader(self, rows: Any, batches: GlobalBatches, collate: Collate) -> Loader:
+        return Loader(WithFiller(rows, self.pad_token_id), batches, collate, self.args.dataloader_num_workers)
 
     def get_train_dataloader(self) -> Loader:
-        args, of = self.args, (self.data_rank, self.run.batch.data_parallel_size)
-        micro, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
-        return self._loader(self.train_dataset, micro, accumulation, of, args.seed, self.run.batch.global_size)
+        args, batch, rows = self.args, self.run.batch, self.train_dataset
+        kind, supervised = (StreamBatches, None) if rows.streamed else (self.replica.batches(), rows.counted())
+        shape = (len(rows), args.per_device_train_batch_size, args.gradient_accumulation_steps)
+        of = self.data_rank, batch.data_parallel_size
+        return self._loader(rows, kind(*shape, *of, args.seed, supervised, batch.global_size), self.collate)
 
     def eval_loader(self, samples: Samples | torch.utils.data.Subset, alone: tuple[int, int] | None = None) -> Loader:
         """alone: (this rank, of how many), where each rank reads sequences of its own, and reads them whole"""
-        whole = Collate(self.pad_token_id, self.collate.layout) if alone else None
-        of = alone or self.looks_as
-        return self._loader(samples, self.args.per_device_eval_batch_size, 1, of, None, collate=whole)
+        batches = GlobalBatches(len(samples), self.args.per_device_eval_batch_size, 1, *(alone or self.looks_as))
+        return self._loader(
+            samples, batches, Collate(self.pad_token_id, self.collate.layout) if alone else self.collate
+        )
 
     def set_initial_training_values(self, *about: object) -> tuple[int, ...]:
         epochs, *others = super().set_initial_training_values(*about)

@@ -25,8 +25,6 @@ from . import sample_answers
 from .batches import BatchingTrainer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from ..data.prepare import Prepared
 
 CLOSE = 2e-3  # relative: a model that was read from its checkpoint has the loss that it had when it was saved
@@ -69,7 +67,7 @@ class EvaluatingTrainer(BatchingTrainer):
         stay on the device until the end and are then exchanged once, in float64 where the device has it, so world size and batch
         size do not show in the result. Where an objective compares answers, the figures are those of Preferences.held_out().
         """
-        model, began = self._model_in_use(), time.perf_counter()
+        model, began = self.model_wrapped, time.perf_counter()
         evaluated = sum(map(len, self.eval_dataset.values()))
         if self.preferences:
             compared = self.preferences.held_out()
@@ -102,13 +100,6 @@ class EvaluatingTrainer(BatchingTrainer):
             if compared:
                 metrics[f"{prefix}divergence"] = apart / compared
         return metrics | {"eval_samples": evaluated, "eval_runtime": time.perf_counter() - began}
-
-    def _model_in_use(self) -> PreTrainedModel:
-        """The model that train() wrapped: evaluating before it would train DDP unwrapped and crash ZeRO-3."""
-        model = self.model_wrapped
-        if not self.is_in_train and self.run.world.size > 1 and model is self.model and not self.is_fsdp_enabled:
-            raise RuntimeError("evaluate() before train() breaks distributed training: call train() first")
-        return model
 
     def answers(self, questions: list[sample_answers.Question], longest: int) -> list[list[int]]:
         """Return the model's answers in at most `longest` token ids. A collective."""

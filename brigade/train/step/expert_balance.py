@@ -23,7 +23,7 @@ FILE = "expert_load.json"
 
 
 class ExpertBalance(Feature):
-    """Counts tokens of each expert between two calls of `report`, only in training. Making one is a collective.
+    """Counts tokens of each expert between two log entries, only in training. Making one is a collective.
 
     device: where collectives take tensors from; counts: False on ranks that compute with another rank's tokens
     """
@@ -46,9 +46,6 @@ class ExpertBalance(Feature):
     def after_micro_batch(self, loss: torch.Tensor) -> None:
         self.real = None
 
-    def add_figures(self, logs: dict[str, float], step: int) -> None:
-        logs |= self.report(step)
-
     def _count(self, name: str, experts: int, module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
         if not module.training or self.real is None or len(args) < 2 or computes_gradients():
             return
@@ -61,8 +58,8 @@ class ExpertBalance(Feature):
             counted = torch.ones_like(chosen)
         self.tokens[name].scatter_add_(0, chosen.flatten(), counted.flatten())
 
-    def report(self, step: int) -> dict[str, float]:
-        """Figures since the last report, over all ranks, and the same by layer and expert in expert_load.json. A collective.
+    def add_figures(self, logs: dict[str, float], step: int) -> None:
+        """Figures since the last entry, over all ranks, and the same by layer and expert in expert_load.json. A collective.
 
         expert_balance: tokens of a layer's busiest expert / tokens of its mean one, mean over layers: 1 where all get the same
         busiest_expert: percent of its layer's tokens that the busiest expert of all layers got
@@ -77,14 +74,14 @@ class ExpertBalance(Feature):
         if distributed.is_initialized():
             distributed.all_reduce(total)
         if not total.any():
-            return {}
+            return
         layers = total.double().cpu().split([*self.experts.values()])
         shares = [layer / layer.sum().clamp(min=1) for layer in layers]
         if self.run.world.is_main_rank:
             rounded = [[round(share, 6) for share in layer.tolist()] for layer in shares]
             text = json.dumps({"step": step, "shares": dict(zip(self.experts, rounded, strict=True))})
             files.write(self.run.directory / FILE, text + "\n")
-        return {
+        logs |= {
             "expert_balance": sum(float(layer.max()) * len(layer) for layer in shares) / len(shares),
             "busiest_expert": 100 * max(float(layer.max()) for layer in shares),
             "idle_experts": 100 * float((torch.cat(shares) == 0).double().mean()),

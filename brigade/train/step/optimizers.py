@@ -24,8 +24,15 @@ if TYPE_CHECKING:
 
 
 ARGUMENTS = {
-    "sgd": ("momentum", "dampening", "weight_decay", "nesterov"),
+    "sgd": ("momentum", "dampening", "nesterov"),
     "muon": ("momentum", "nesterov", "ns_steps", "adjust_lr_fn"),
+}
+# What recipes have a key for, by the optimizers' names: Transformers' groups of parameters have these, whatever an argument says.
+BY_KEY = {
+    "lr": "learning_rate",
+    "weight_decay": "weight_decay",
+    "betas": "adam_beta1 and adam_beta2",
+    "eps": "adam_epsilon",
 }
 NAMES = {"adjust_lr_fn": ADJUSTMENTS}  # arguments that are no numbers
 _FIGURES = ("weight_norm", "adam_norm", "trust_ratio")
@@ -54,11 +61,12 @@ def parse_arguments(name: str, optim_args: str | None, place: str) -> Keywords:
     Transformers silently drops what it does not know of torch's and bitsandbytes' arguments (trainer_optimizer.py)."""
     known: Iterable[str] = ARGUMENTS.get(name, ())
     if name in COUNT_IN_GROUPS:
-        known = inspect.signature(_base(name).__init__).parameters.keys() - {"self", "params", "kwargs"}
+        known = inspect.signature(_base(name).__init__).parameters.keys() - {"self", "params", "kwargs", *BY_KEY}
     arguments: dict[str, Any] = {}
     for key, text in (pair.split("=") for pair in (optim_args or "").split(",") if pair):
         if key not in known:
             cure = did_you_mean(key, known) if known else "leave optim_args out; it has keys of the recipe for its own"
+            cure = f"set the recipe's {BY_KEY[key]}" if key in BY_KEY else cure
             raise UserError(place, f"{name} has no argument {key!r}", cure)
         value = parse_yaml(text)
         if key in NAMES:

@@ -26,7 +26,7 @@ from ..recipe.program import check_code
 from ..recipe.schedules import check_last_rate
 from ..recipe.settings import Settings
 from ..run.directory import RECORD, Run
-from ..strategy import Strategy
+from ..strategy import Strategy, refuse
 from ..strategy.accelerate_config import LAYERS, layer_classes
 from ..strategy.replicas import check_length
 from . import answer_scores, task_loading
@@ -45,15 +45,7 @@ def check_run(run: Run, config: PreTrainedConfig) -> None:
     _check_kernels(settings)
     check_last_rate(settings.recipe.training, run.batch.learning_rate, settings.place)
     check_beside(settings, config)
-    if experts.router_loss_coef(settings, config):
-        if settings.recipe.data.images:
-            problem = (
-                f"{type(config).__name__} has a loss for its routers, and nobody has compared it where rows have images"
-            )
-            raise UserError(settings.place("router_aux_loss_coef"), problem, "set router_aux_loss_coef: 0")
-        experts.check_router_loss(settings, config, run.strategy.axes.stages)
-    if settings.recipe.training.router_bias_update_rate:
-        experts.check_router_bias(settings, config, run.strategy.kind, run.strategy.axes.stages)
+    check_routers(settings, run.strategy, config)
     if settings.recipe.model.use_peft:
         adapters.check_targets(settings, config)
     check_objective(run, config)
@@ -61,6 +53,15 @@ def check_run(run: Run, config: PreTrainedConfig) -> None:
     fails = run.offers.fails_to_load(run, config)
     if fails:
         raise UserError(f"host {run.world.host}", *fails, "host")
+
+
+def check_routers(settings: Settings, strategy: Strategy, config: PreTrainedConfig) -> None:
+    """Raise UserError where routers cannot have the loss that the recipe or config.json asks for, nor biases their updates."""
+    if experts.router_loss_coef(settings, config):
+        refuse(strategy, settings, "router_loss")
+        experts.check_router_loss(settings, config, strategy.axes.stages)
+    if settings.recipe.training.router_bias_update_rate:
+        experts.check_router_bias(settings, config, strategy.kind, strategy.axes.stages)
 
 
 def check_strategy(run: Run, config: PreTrainedConfig) -> None:

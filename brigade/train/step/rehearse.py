@@ -23,12 +23,13 @@ import yaml
 from ...errors import UserError
 from ...errors.console import OF_LOGS, console, counted
 from ...errors.tables import Fields
-from ..data.builtin import BUILT_IN, write_preferences
+from ..data.builtin import BUILT_IN, TOKENIZER, write_preferences
 from ..distributed import ranks
 from ..host.cluster import World
 from ..model.config_json import read_config
 from ..model.location import check_beside, config_beside, load_config, location
 from ..model.tiny import shrink, with_short_spans
+from ..recipe import remote_code
 from ..recipe.files import REPOSITORY
 from ..recipe.model_section import ModelSection
 from ..recipe.objectives import ADAPTERS_OFF, ANSWERS, MODEL, objective_of
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 PHASES = ("num_decay_steps", "num_stable_steps")  # of a schedule, longer than a rehearsal
 STEPS, SAVE_STEPS, SAMPLES = 6, 3, 50
-PREFERENCES = "preferences.jsonl"  # in a rehearsal's folder, where the recipe learns of them
+PREFERENCES, TEACHER = "preferences.jsonl", "teacher"  # in a rehearsal's folder, where the recipe learns of them
 
 
 def rehearse(settings: Settings, world: World, main: Callable[..., TrainingContext]) -> None:
@@ -123,9 +124,22 @@ def _prepare(settings: Settings, strategy: Strategy, folder: Path, config: Confi
     rows = objective_of(settings.recipe.training).rows
     if rows != ANSWERS:
         write_preferences(folder / PREFERENCES, rows, SAMPLES)
+    if settings.recipe.training.teacher:
+        _write_teacher(folder)
     recipe = tiny_recipe(settings, strategy, folder / "model", world)
     print(*without_gpu(recipe), sep="", end="")
     (folder / REHEARSAL).write_text(yaml.safe_dump(recipe, sort_keys=False))
+
+
+def _write_teacher(folder: Path) -> None:
+    """Write a teacher with the tiny model's config and the built-in data's tokens. Its weights are the same on all hosts."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(folder / "model", trust_remote_code=False)
+    AutoModelForCausalLM.from_config(config, trust_remote_code=False).save_pretrained(folder / TEACHER)
+    PreTrainedTokenizerFast.from_pretrained(TOKENIZER, trust_remote_code=False).save_pretrained(folder / TEACHER)
 
 
 def with_small_axes(strategy: Strategy) -> Strategy:
@@ -149,10 +163,8 @@ def model_config(settings: Settings) -> tuple[Config, str]:
     if (Path(name) / "config.json").is_file():
         path = Path(name) / "config.json"
     elif beside:
-        from huggingface_hub import try_to_load_from_cache
-
-        path, revision = beside, settings.recipe.model.revision
-        if isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
+        path = beside
+        if remote_code.cached(name, path.name, settings.recipe.model.revision):
             check_beside(settings, load_config(settings))
     else:
         return load_config(settings).to_dict(), name
@@ -193,9 +205,11 @@ def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: Worl
         "reference_batch_size": None,
         "per_device_train_batch_size": 2,
         "per_device_eval_batch_size": 4,
+        "teacher": settings.recipe.training.teacher and str(model.with_name(TEACHER)),
         "max_steps": STEPS,
         "save_steps": SAVE_STEPS,
-        "eval_steps": None,
+        "eval_steps": SAVE_STEPS if settings.recipe.training.load_best_model_at_end else None,
+        "early_stopping_patience": None,  # all steps are compared
         "eval_answers": min(settings.recipe.training.eval_answers, strategy.axes.data(world.size)),  # each rank one
         "answer_score": None,  # of answers that the rehearsal's data has none of
         "metric_for_best_model": "eval_loss",

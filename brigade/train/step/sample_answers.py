@@ -128,13 +128,13 @@ def generate(
     device: torch.device,
     processor: Processor | None = None,
     together: int = 1,
-    longest: int = 0,
+    longest: int = LONGEST,
 ) -> list[list[int]]:
     """Greedy answers in token ids. A collective.
 
     rank, size: data-parallel ones; ranks that compute a layer together have the same, and generate together
     processor: what reads the questions' images, where they have some
-    together: questions that a rank answers at once, padded on the left; longest: tokens of an answer at most; 0: LONGEST
+    together: questions that a rank answers at once, padded on the left; longest: tokens of an answer at most
 
     Rank r answers batches r, r + size, ...; sharded parameters are gathered by all ranks at once, hence a rank
     that has none left repeats one, and synced_gpus keeps a rank that is done in step with the others. With images all ranks
@@ -164,15 +164,14 @@ def _greedy(
     questions: list[Question],
     asked: list[Question],
     device: torch.device,
-    longest: int = 0,
-    processor: Processor | None = None,
+    longest: int,
+    processor: Processor | None,
     **how: object,
 ) -> list[list[int]]:
     """Answer some of the questions at once, padded on the left; an answer ends with its end. A prompt that leaves no room for an
     answer loses its beginning, unless it has images, which would be cut."""
     ends, pad = sorted(stops(model, tokenizer, questions)), tokenizer.pad_token_id
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31
-    longest = longest or LONGEST
     room = max(1, positions - longest)
     prompts = [question.prompt[0 if question.images else -room :] for question in asked]
     width = max(map(len, prompts))
@@ -216,8 +215,8 @@ def stops(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, questions:
     ends = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])}
     # Not all_special_ids: a Llama 3 base model's has no <|eot_id|>, with which our template ends a turn.
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    for asked in questions:  # some templates put a line's end after it
-        ends |= special.intersection(asked.reference[-2:])
+    for asked in questions:  # some templates put a line's end after it; a tag before it ends no answer
+        ends.add(next((token for token in asked.reference[:-3:-1] if token in special), None))
     return {int(token) for token in ends if token is not None}
 
 

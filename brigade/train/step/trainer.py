@@ -108,7 +108,7 @@ class Trainer(EvaluatingTrainer):
             optimizer_cls_and_kwargs=optimizer,
         )
         objective = objective_of(training)
-        if objective.compares:  # checks.py has tried it
+        if objective.compares:  # objective_checks.py has tried it
             self.model_accepts_loss_kwargs = True
         elif own_loss.is_doubtful(model, self.model_accepts_loss_kwargs):
             place, trusts = run.settings.place("model_name_or_path"), run.settings.recipe.model.trust_remote_code

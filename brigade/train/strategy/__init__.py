@@ -108,9 +108,10 @@ def _from_accelerate(
     )
 
 
-def refusal(**facts: object) -> Fields | None:
-    """The row of refused.yaml that these facts meet (method, kind of strategy, keys of the recipe), or None."""
-    rows = table(Path(__file__).with_name("refused.yaml"))
+def refusal(about: str = "", /, **facts: object) -> Fields | None:
+    """The row of refused.yaml that these facts meet (method, kind of strategy, keys of the recipe), or None. about: a fact, of
+    whose rows it is one"""
+    rows = [row for row in table(Path(__file__).with_name("refused.yaml")) if not about or about in row["when"]]
     return next((row for row in rows if all(facts.get(key) in row["when"][key] for key in row["when"])), None)
 
 
@@ -141,6 +142,17 @@ def facts_of(strategy: Strategy, settings: Settings) -> Fields:
     return facts
 
 
+def refuse(strategy: Strategy, settings: Settings, about: str = "") -> None:
+    """Raise UserError where a row of refused.yaml is met. about: a fact that holds, though the recipe alone does not tell it, and
+    of whose rows it is one"""
+    facts = facts_of(strategy, settings) | ({about: True} if about else {})
+    row = refusal(about, **facts)
+    if row:
+        problem = row["problem"].format(strategy=strategy.name, **facts)
+        place = settings.place(row["key"]) if "key" in row else strategy.place(*row["when"])
+        raise UserError(place, problem, row["cure"])
+
+
 def check(strategy: Strategy, settings: Settings, world: World) -> None:
     """Raise UserError where the recipe's method, optimizer or ranks do not fit the strategy."""
     model = settings.recipe.model
@@ -149,12 +161,7 @@ def check(strategy: Strategy, settings: Settings, world: World) -> None:
         if of_adapters and not model.use_peft and getattr(model, key) != info.default:
             problem = f"{key} is set, but use_peft is false: all weights would be trained"
             raise UserError(settings.place(key), problem, "set use_peft: true, or leave the key out")
-    facts = facts_of(strategy, settings)
-    row = refusal(**facts)
-    if row:
-        problem = row["problem"].format(strategy=strategy.name, **facts)
-        place = settings.place(row["key"]) if "key" in row else strategy.place(*row["when"])
-        raise UserError(place, problem, row["cure"])
+    refuse(strategy, settings)
     if strategy.axes:
         axis_rules.check(strategy.axes, strategy.source, settings, world)
     sizes = f"dp_replicate_size {strategy.replicate} x dp_shard_size {strategy.shard}"

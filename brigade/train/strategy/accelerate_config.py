@@ -162,7 +162,7 @@ def findings(document: Document, name: str) -> Iterator[Finding]:
         yield from _zero_findings(zero, document, name)
     if kind == "FSDP":
         yield from _fsdp_findings(fsdp, name)
-    yield from _mesh_findings(mesh, name)
+    yield from _mesh_findings(mesh, kind, name)
     yield from unread(document, name)
     for section, options, reader in zip(SECTIONS, (zero, fsdp), ("DEEPSPEED", "FSDP"), strict=False):
         if options and kind in _TYPES and kind != reader:
@@ -235,7 +235,7 @@ def _fsdp_findings(options: Document, name: str) -> Iterator[Finding]:
         yield found("accelerate-fsdp2-value", "fsdp_state_dict_type", **values)
 
 
-def _mesh_findings(mesh: Document, name: str) -> Iterator[Finding]:
+def _mesh_findings(mesh: Document, kind: str, name: str) -> Iterator[Finding]:
     for key, size in mesh_sizes(mesh).items():
         at = f"parallelism_config.parallelism_config_{key}"
         if key in ("dp_replicate_size", "dp_shard_size", "cp_size", *MESH_KEYS.values(), MESH_SCHEDULE["virtual"]):
@@ -244,6 +244,9 @@ def _mesh_findings(mesh: Document, name: str) -> Iterator[Finding]:
                 yield Finding.of("accelerate-not-a-number", name, at, value=shown(size))
             elif key == "cp_size" and ranks != 1:
                 yield Finding.of("accelerate-parallelism", name, at, value=size)
+            elif key == "dp_shard_size" and ranks > 1 and kind != "FSDP":
+                use = f"set distributed_type FSDP, with an fsdp_config, or remove it: {kind} shards nothing by it"
+                yield Finding.of("accelerate-unread", name, at, value=size, use=use)
 
 
 def _whole(value: Any) -> int | None:

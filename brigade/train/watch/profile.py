@@ -90,6 +90,9 @@ def profiled(run: Run) -> list[ProfileSteps]:
     wants = asked and asked["memory"] and torch.cuda.is_available()
     if wants and not memory_snapshots.record():  # on every rank: which one will lack memory is not known
         _log.warning("profile: this torch cannot record which line allocates what")
+    ranks = run.world.size * run.strategy.replicas
+    if asked and run.world.is_main_rank and max(asked["ranks"]) >= ranks:
+        _log.warning("profile: there is no rank %d among %d", max(asked["ranks"]), ranks)
     if not asked or run.world.number not in asked["ranks"]:
         return []
     return [ProfileSteps(run, asked["start"], asked["steps"])]

@@ -1,6 +1,6 @@
 """What an objective is given, and what it returns. A user's own objective keeps the same contract (docs/extending.md)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -82,6 +82,12 @@ class Result(NamedTuple):
     losses: Tensor
     figures: Mapping[str, Tensor | tuple[Tensor, Tensor]]
 
+    def totals(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Yield of each figure its name, the sum of its values, and how many count: scalars."""
+        for name, figure in self.figures.items():
+            values, which = figure if isinstance(figure, tuple) else (figure, torch.ones_like(figure))
+            yield name, (values * which).sum(), which.sum()
+
 
 Loss = Callable[[Pairs, Options], Result] | Callable[[Judged, Options], Result]
 
@@ -102,11 +108,7 @@ def means_of(result: Result) -> dict[str, float]:
     """Return the mean loss and figures of held-out pairs or answers: {"loss": ..., name: mean}, without those that have no
     values."""
     means = {"loss": float(result.losses.mean())}
-    for name, figure in result.figures.items():
-        values, which = figure if isinstance(figure, tuple) else (figure, torch.ones_like(figure))
-        count = float(which.sum())
-        if count:
-            means[name] = float((values * which).sum()) / count
+    means |= {name: float(total) / float(count) for name, total, count in result.totals() if count}
     return means | margin_of(means)
 
 
@@ -145,6 +147,6 @@ def compare(
     """
     tokens = tokens.to(found.dtype)
     if desirable is not None:
-        return loss(Judged(found, tokens, reference, desirable, divergence), options)  # type: ignore[arg-type]
+        return Result(*loss(Judged(found, tokens, reference, desirable, divergence), options))  # type: ignore[arg-type]
     known = () if reference is None else (reference[::2], reference[1::2])
-    return loss(Pairs(found[::2], found[1::2], tokens[::2], tokens[1::2], *known), options)  # type: ignore[arg-type]
+    return Result(*loss(Pairs(found[::2], found[1::2], tokens[::2], tokens[1::2], *known), options))  # type: ignore[arg-type]

@@ -20,14 +20,8 @@ TRIED = 1000  # pairs
 
 def options_of(training: TrainingSection) -> Options:
     """Return what the recipe says to losses."""
-    return Options(
-        beta_of(training),
-        loss_type_of(training),
-        training.label_smoothing,
-        training.simpo_gamma,
-        training.desirable_weight,
-        training.undesirable_weight,
-    )
+    decided = {"beta": beta_of(training), "loss_type": loss_type_of(training)}
+    return Options(**{key: getattr(training, key) for key in Options._fields} | decided)
 
 
 def loss_of(settings: Settings) -> Loss:
@@ -74,10 +68,10 @@ def _breaks_contract(load: Callable[[], Callable[[Pairs, Options], Result]], tra
         function: Callable[[Pairs, Options], Result], given: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         result = Result(*function(Pairs(**given), options))
-        return {"losses": result.losses} | {name: _values(figure) for name, figure in result.figures.items()}
+        shown = {"losses": result.losses}
+        for name, figure in result.figures.items():
+            values, which = figure if isinstance(figure, tuple) else (figure, figure)
+            shown |= {name: values, f"which of {name} count": which}
+        return shown
 
     return loss_trial.why_not(lambda: partial(losses_and_figures, load()), pairs, "pair", (NoReference,))
-
-
-def _values(figure: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    return figure[0] if isinstance(figure, tuple) else figure
