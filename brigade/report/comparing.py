@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors.tables import Fields
+from ..train.recipe.objectives import DISTILL, OBJECTIVES, SFT, ObjectiveKeys
 from ..train.recipe.schema import flat
 from . import facts
 from .records import Entry, Record, number, numbers
@@ -23,6 +25,16 @@ LAST = 0.25  # the share at the end of what two runs have in common that is comp
 DRAWS = 4_000
 # Keys of run.yaml's record that cause no difference, or stand elsewhere on the page.
 _NO_CAUSE = ("identity", "started", "command", "overridden", "prediction", "promise", "ds_config", "lengthened")
+
+# Keys of ObjectiveKeys that leave a loss what it is: how it is computed, and what is logged beside it.
+_SAME_LOSS = (
+    "neftune_noise_alpha",
+    "answer_score",
+    "metric_for_best_model",
+    "share_prompts",
+    "precompute_ref_log_probs",
+)
+_LOSS = tuple(key for key in ObjectiveKeys.model_fields if key not in _SAME_LOSS)
 
 
 @dataclass
@@ -60,7 +72,15 @@ def verdict(first: Record, other: Record) -> list[str]:
     data = [record.run.get("data") for record in (first, other)]
     if None not in data and data[0] != data[1]:
         return [f"{between}: they read different data or encode it differently, so their losses cannot be compared."]
-    training = _difference(first, other, "training loss", first.steps, other.steps, FEWEST, LAST)
+    losses = [_loss_keys(record) for record in (first, other)]
+    unlike = [key for key in _LOSS if losses[0].get(key) != losses[1].get(key)]
+    unlike = unlike[:1] if "objective" in unlike else unlike  # whose keys are others
+    why = f"they minimise different losses ({' and '.join(unlike)}), which cannot be compared."
+    if unlike and not {first.objective, other.objective} <= {SFT, DISTILL}:  # held out, theirs is the cross-entropy
+        return [f"{between}: {why}"]
+    training = _Difference(f"Training loss: {why}")
+    if not unlike:
+        training = _difference(first, other, "training loss", first.steps, other.steps, FEWEST, LAST)
     held_out = _difference(first, other, "held-out loss", first.evaluations, other.evaluations, EVALUATIONS, 0.5)
     known = [difference for difference in (training, held_out) if difference.low is not None]
     signs = {difference.sign for difference in known}
@@ -94,7 +114,7 @@ class _Difference:
 def _difference(
     first: Record, other: Record, loss: str, ours: list[Entry], theirs: list[Entry], fewest: int, share: float
 ) -> _Difference:
-    by = "step" if _batch(first) == _batch(other) else "tokens"
+    by = "step" if len({_training(record).get("global_batch_size") for record in (first, other)}) == 1 else "tokens"
     places, values = _paired(ours, theirs, by)
     values = values[-max(fewest, math.ceil(share * len(values))) :] if len(values) else values
     if not len(values):
@@ -113,9 +133,18 @@ def _signed(value: float) -> str:
     return f"{value:+.4f} nats ({'lower' if value < 0 else 'higher'})"
 
 
-def _batch(record: Record) -> object:
+def _training(record: Record) -> Fields:
     training = record.settings.get("training")
-    return training.get("global_batch_size") if isinstance(training, dict) else None
+    return training if isinstance(training, dict) else {}
+
+
+def _loss_keys(record: Record) -> Fields:
+    """What a recipe says of the loss that it minimises, with the defaults of its objective."""
+    known = OBJECTIVES.get(record.objective, OBJECTIVES[SFT])
+    defaults = {key: ObjectiveKeys.model_fields[key].default for key in _LOSS}
+    defaults |= {"beta": known.beta, "loss_type": next(iter(known.loss_types), None)}
+    said = {key: value for key, value in _training(record).items() if key in _LOSS and value is not None}
+    return defaults | said
 
 
 def _paired(ours: list[Entry], theirs: list[Entry], by: str) -> tuple[list[float], NDArray[np.float64]]:

@@ -57,9 +57,9 @@ def summary(record: Record) -> dict[str, str]:
     shares = numbers(record.evaluations, "rewards/accuracies")
     if shares:
         facts["held-out accuracy"] = f"{shares[-1]:.1%}" + (f", {shares[0]:.1%} at first" if len(shares) > 1 else "")
-    loss = last.get("loss")
-    if loss:
-        facts["training loss"] = shown(number(loss))
+    loss = number(last.get("loss"))
+    if loss is not None:
+        facts["training loss"] = shown(loss)
     tokens = number(last.get("tokens"))
     if tokens:
         facts["tokens"] = shown(round(tokens)) if math.isfinite(tokens) else "unknown"
@@ -133,8 +133,10 @@ def repeat(record: Record) -> list[str]:
         changed = "   # and the changes that were not committed then" if commit[2] else ""
         lines.append(f"git checkout {commit[1]}{changed}")
     if len(hosts) > 1:
-        slots = shlex.join(f"{host} slots={ranks // len(hosts)}" for host in hosts)
-        lines += [f"printf '%s\\n' {slots} > hostfile"]
+        each, rest = divmod(ranks, len(hosts))
+        slots = shlex.join(f"{host} slots={each}" for host in hosts)
+        uneven = f"# write hostfile: {shlex.join(map(str, hosts))} had {ranks} slots in all, not as many each"
+        lines += [uneven if rest else f"printf '%s\\n' {slots} > hostfile"]
         lines += [f"python -m brigade launch {path}/run.yaml --hostfile hostfile {again}"]
     else:
         launcher = _STARTS.get(str(run.get("launcher")), "python" if ranks == 1 else _STARTS["torchrun"]).format(ranks)

@@ -204,6 +204,25 @@ def test_what_the_data_cannot_tell_is_said(tmp_path):
     assert "different data" in refused
 
 
+@pytest.mark.parametrize("one, two, said", [
+    ({"objective": "dpo"}, {"objective": "ipo"}, "different losses (objective), which cannot"),
+    ({"objective": "dpo"}, {"objective": "dpo", "loss_type": "hinge"}, "different losses (loss_type), which cannot"),
+    ({"objective": "dpo"}, {"objective": "dpo", "beta": 0.5, "label_smoothing": 0.1},
+     "different losses (beta and label_smoothing), which cannot"),
+    ({"objective": "dpo"}, {"objective": "dpo", "beta": 0.1, "loss_type": "sigmoid"}, "has the lower loss"),  # the defaults
+    ({"objective": "dpo"}, {"objective": "dpo", "share_prompts": False}, "has the lower loss"),
+    ({}, {"label_smoothing_factor": 0.1}, "has the lower loss"),  # held-out loss is the cross-entropy
+    ({}, {"objective": "distill", "teacher": "somebody/else"}, "has the lower loss"),
+])  # fmt: skip
+def test_losses_are_compared_where_they_are_the_same(tmp_path, one, two, said):
+    first = write_run(tmp_path / "one", changes={"training": one})
+    second = write_run(tmp_path / "two", lower=0.05, changes={"training": two})
+    conclusion, *reasons = comparing.verdict(*read(first, second))
+    assert said in conclusion
+    if {"label_smoothing_factor", "teacher"} & two.keys():
+        assert "Training loss: they minimise different losses" in reasons[0] and "95 % interval" in reasons[1]
+
+
 def test_runs_with_other_batches_are_compared_at_the_same_tokens(tmp_path):
     one = write_run(tmp_path / "one", noise=0.001)
     two = write_run(tmp_path / "two", steps=400, noise=0.001, changes={"training": {"global_batch_size": 8}})
@@ -270,7 +289,12 @@ def test_the_commands_that_repeat_a_run_are_ones_that_exist(run):
     _, hosts, start = facts.repeat(record)
     assert hosts == r"printf '%s\n' 'node1 slots=1' 'node2 slots=1' > hostfile"
     assert start.startswith(f"python -m brigade launch {run}/run.yaml --hostfile hostfile --output_dir ")
-    record.run["replicas"] = 2  # of two ranks each
+    record.run["ranks"] = 3
+    _, hosts, start = facts.repeat(record)
+    assert (
+        hosts == "# write hostfile: node1 node2 had 3 slots in all, not as many each" and "--hostfile hostfile" in start
+    )
+    record.run.update(ranks=2, replicas=2)  # of two ranks each
     assert r"printf '%s\n' 'node1 slots=2' 'node2 slots=2' > hostfile" in facts.repeat(record)
     assert facts.summary(record)["ranks"].startswith("4 on node1, node2")
     assert ["ranks", "4"] in facts.surroundings(record)[1]
