@@ -15,17 +15,19 @@ from ..train.distributed import devices
 from ..train.host import files
 from ..train.host.cache import cache_directory, private_folder
 from ..train.host.checksums import sealed, unsealed
-from ..train.model import attention
-from . import judging, models
+from . import judging, models, paths
 from .paths import Row
 
 FORMAT = 1
 PACKAGES = ("torch", "transformers", "flash-attn", "flash-attn-3", "liger-kernel", "bitsandbytes", "triton")
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 HERE = Path(__file__).parent
-CODE = ("compare.py", "models.py", "steps.py", "paths.yaml", "worker.py")  # and what they prove of our own:
-MODEL = Path(attention.__file__).parent
-OURS = ("attention.py", "cpu_attention.py", "packed_samples.py", "sample_by_sample.py")
+CODE = ("compare.py", "models.py", "steps.py", "paths.yaml", "worker.py")
+# What samples go through on their way to a path, in brigade/; the table names what makes the path itself.
+OURS = (
+    "train/data/collate.py",
+    *(f"train/model/{name}.py" for name in ("cpu_attention", "packed_samples", "sample_by_sample")),
+)
 
 
 def folder() -> Path:
@@ -73,8 +75,15 @@ def driver() -> str:
 def versions() -> Row:
     """The versions of the packages whose kernels are proven, and a digest of our own code ("code")."""
     of_packages: Row = {package: installed(package) for package in PACKAGES}
-    files = [HERE / name for name in CODE] + [MODEL / name for name in OURS]
+    files = [HERE / name for name in CODE] + [HERE.parent / name for name in sorted({*OURS, *_made_by_ours()})]
     return of_packages | {"code": hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]}
+
+
+def _made_by_ours() -> list[str]:
+    """Return the files in brigade/ whose functions the table of paths names."""
+    named = [str(value) for row in paths.table().values() for value in row.values()]
+    modules = [name.partition(":")[0] for name in named if name.startswith(f"{HERE.parent.name}.")]
+    return [f"{module.partition('.')[2].replace('.', '/')}.py" for module in modules]
 
 
 def key(config: Row, shapes: Row, device: Row) -> Row:
