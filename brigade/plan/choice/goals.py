@@ -176,7 +176,8 @@ def _against(one: Answer, other: Answer) -> str:
 def own_tokens(recipe: Recipe) -> float | None:
     """Return about how many tokens the recipe's epochs have; None where data_sets.yaml does not name its data set."""
     data, training = recipe.data, recipe.training
-    if training.max_steps > 0 or data.train_file or data.max_train_samples or data.dataset_name not in TOKENS:
+    in_part = data.train_file or data.max_train_samples or data.dataset_train_split != "train"
+    if training.max_steps > 0 or in_part or data.dataset_name not in TOKENS:
         return None
     return training.num_train_epochs * TOKENS[data.dataset_name]
 
