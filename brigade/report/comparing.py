@@ -24,7 +24,7 @@ EVALUATIONS = 6  # the same for evaluations: each is a mean over all held-out sa
 LAST = 0.25  # the share at the end of what two runs have in common that is compared
 DRAWS = 4_000
 # Keys of run.yaml's record that cause no difference, or stand elsewhere on the page.
-_NO_CAUSE = ("identity", "started", "command", "overridden", "prediction", "promise", "ds_config", "lengthened")
+_NO_CAUSE = ("identity", "started", "command", "overridden", "prediction", "ds_config", "lengthened")
 
 # Keys of ObjectiveKeys that leave a loss what it is: how it is computed, and what is logged beside it.
 _SAME_LOSS = (

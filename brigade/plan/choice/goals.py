@@ -58,8 +58,8 @@ class Answer:
         result = self.winner.estimate if self.winner else None
         return self.hours(tokens) * result.time_interval()[1] / result.time.total if result else math.inf
 
-    def gpu_hours(self, tokens: float = BILLION) -> float:
-        return self.hours(tokens) * self.cluster.gpus
+    def gpu_hours(self) -> float:
+        return self.hours() * self.cluster.gpus
 
     @property
     def size(self) -> str:
