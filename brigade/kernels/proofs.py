@@ -22,7 +22,7 @@ FORMAT = 1
 PACKAGES = ("torch", "transformers", "flash-attn", "flash-attn-3", "liger-kernel", "bitsandbytes", "triton")
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 HERE = Path(__file__).parent
-CODE = ("compare.py", "models.py", "steps.py", "paths.yaml", "worker.py")
+CODE = ("compare.py", "models.py", "steps.py", "paths.yaml", "trials.py")
 # What samples go through on their way to a path, in brigade/; the table names what makes the path itself.
 OURS = (
     "train/data/collate.py",

@@ -6,7 +6,7 @@ import pytest
 import transformers
 import yaml
 
-from brigade.kernels import auto, judging, models, paths, proofs, prove, worker
+from brigade.kernels import auto, judging, models, paths, proofs, prove, trials
 from brigade.train.engines.kernels import why_uncompiled
 from brigade.train.host.cluster import World
 from brigade.train.recipe.schema import BY_PROOF, identity, recorded
@@ -199,7 +199,7 @@ def test_two_changes_that_are_right_alone_and_wrong_together_are_found():
     events = []
     job = {"config": models.as_json(written()), "shapes": SHAPES | {"dtype": "fp32"}, "device": "cpu", "rows": rows}
     todo = ["one_half", "other_half", "attention_alone", "with_one", "with_halves"]
-    worker.Worker(job | {"prove": todo, "time": [], "rounds": 1, "attention": "varlen"}, events.append).run()
+    trials.Trials(job | {"prove": todo, "time": [], "rounds": 1, "attention": "varlen"}, events.append).run()
     status = {event["path"]: event["status"] for event in events if event.get("stage") == "prove" and "path" in event}
     assert status == dict.fromkeys(todo, "proven") | {"with_halves": "wrong"}
 
