@@ -113,6 +113,19 @@ def test_a_set_that_was_tried_with_another_attention_is_not_taken(settled):
     assert kernels(settled(proof, *ALL, "--attn_implementation", "sdpa"))[0]
 
 
+def test_sets_that_a_recipe_had_tried_with_its_own_attention_are_tried_again_for_auto(settled, monkeypatch):
+    before = proof_of(with_="sdpa", **ATTENTION, **ALONE, **SETS, **OPTIMIZERS)
+    settings = settled(before, *ALL, answer=proof_of(**ATTENTION, **ALONE, **SETS, **OPTIMIZERS))
+    assert settings.asked[0]["attention"] == "auto" and kernels(settings)[0]
+    assert not settled(proof_of(**ATTENTION, **ALONE, **SETS, **OPTIMIZERS), *ALL).asked
+    jobs = []
+    monkeypatch.undo()
+    monkeypatch.setattr(proofs, "device", lambda index=0: H100)
+    monkeypatch.setattr(prove, "_work", lambda job, *_: jobs.append(job) or True)
+    prove.on_this_host(models.as_json(written()), SHAPES, True, known=before, kinds=("attention", "liger", "set"))
+    assert jobs[-1]["attention"] == "varlen" and "attention_alone" in jobs[-1]["prove"]
+
+
 def test_a_proof_of_another_driver_is_not_used(settled):
     proofs.write(proof_of(device=H100 | {"driver": "550.54.14"}, **ATTENTION, **ALONE, **SETS))
     settings = settled(None, *ALL)
