@@ -113,8 +113,6 @@ def read(key: Row) -> tuple[Row | None, str]:
         return None, _other(key)
     except (OSError, ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         return None, f"the proof in {file} cannot be read ({first_line(error)}) and is not used"
-    if not _is_whole(proof):
-        return None, f"{file} is not a whole proof and is not used"
     if proof["key"] != key:
         return None, f"{file} is the proof of something else ({_difference(proof['key'], key)}) and is not used"
     return proof, ""
@@ -135,21 +133,13 @@ def write(proof: Row) -> Path | None:
     return file
 
 
-def _is_whole(proof: object) -> bool:
-    if not isinstance(proof, dict) or not all(
-        isinstance(proof.get(name), dict) for name in ("key", "paths", "fastest")
-    ):
-        return False
-    return all(isinstance(row, dict) and {"status", "kind"} <= row.keys() for row in proof["paths"].values())
-
-
 def _other(key: Row) -> str:
     """A sentence about a proof of the same attention and shapes, made with another driver, device or version; "" if none."""
     same = ("attention", "layers", "shapes")
     for file in sorted(folder().glob("*.json"), key=lambda file: file.name):
         with suppress(OSError, ValueError, RecursionError):
             proof = unsealed(files.read_text(file))
-            if _is_whole(proof) and all(proof["key"].get(name) == key[name] for name in same):
+            if all(proof["key"].get(name) == key[name] for name in same):
                 return f"the proof in {file} is of other things ({_difference(proof['key'], key)}) and is not used"
     return ""
 

@@ -114,7 +114,7 @@ class _Difference:
 def _difference(
     first: Record, other: Record, loss: str, ours: list[Entry], theirs: list[Entry], fewest: int, share: float
 ) -> _Difference:
-    by = "step" if len({_training(record).get("global_batch_size") for record in (first, other)}) == 1 else "tokens"
+    by = "step" if len({record.training.get("global_batch_size") for record in (first, other)}) == 1 else "tokens"
     places, values = _paired(ours, theirs, by)
     values = values[-max(fewest, math.ceil(share * len(values))) :] if len(values) else values
     if not len(values):
@@ -133,17 +133,12 @@ def _signed(value: float) -> str:
     return f"{value:+.4f} nats ({'lower' if value < 0 else 'higher'})"
 
 
-def _training(record: Record) -> Fields:
-    training = record.settings.get("training")
-    return training if isinstance(training, dict) else {}
-
-
 def _loss_keys(record: Record) -> Fields:
     """What a recipe says of the loss that it minimises, with the defaults of its objective."""
     known = OBJECTIVES.get(record.objective, OBJECTIVES[SFT])
     defaults = {key: ObjectiveKeys.model_fields[key].default for key in _LOSS}
     defaults |= {"beta": known.beta, "loss_type": next(iter(known.loss_types), None)}
-    said = {key: value for key, value in _training(record).items() if key in _LOSS and value is not None}
+    said = {key: value for key, value in record.training.items() if key in _LOSS and value is not None}
     return defaults | said
 
 

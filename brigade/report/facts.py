@@ -11,7 +11,7 @@ from ..errors.console import one_line
 from ..errors.tables import Fields
 from ..train.run.page import FILE
 from ..train.run.status import ranks_of
-from .records import Record, attempts, events_of, number, numbers
+from .records import SECTIONS, Record, attempts, events_of, number, numbers
 
 Table = tuple[list[str], list[list[Any]]]  # head, rows
 ANSWERED = 20  # evaluations whose answers a page shows: the newest
@@ -75,9 +75,9 @@ def summary(record: Record) -> dict[str, str]:
     peak = number(last.get("peak_memory_gib"))
     if peak is not None:
         facts["peak memory"] = f"{peak:.1f} GiB"
-    strategy = run.get("strategy")
-    if isinstance(strategy, dict) and strategy.get("name"):
-        facts["strategy"] = str(strategy["name"])
+    strategy = run.get("strategy", {}).get("name")
+    if strategy:
+        facts["strategy"] = strategy
     if run.get("ranks"):
         hosts = ", ".join(map(str, run.get("hosts") or []))
         facts["ranks"] = f"{ranks_of(run)} on {hosts}, by {run.get('launcher', '?')}"
@@ -88,9 +88,8 @@ def recipe(record: Record) -> Table:
     """Every key of the run, and whether a flag or the launcher overrode the recipe."""
     overridden = " ".join(map(str, record.run.get("overridden") or []))
     rows = []
-    for section in ("model", "data", "training", "cluster"):
-        values = record.settings.get(section)
-        for key, value in values.items() if isinstance(values, dict) else ():
+    for section in SECTIONS:
+        for key, value in record.settings.get(section, {}).items():
             note = "overridden" if f"--{key} " in f"{overridden} " else ""
             rows.append([f"{section}.{key}", plain(value), note])
     return ["key", "value", ""], rows
@@ -111,8 +110,7 @@ def surroundings(record: Record) -> Table:
         if run.get(key) is not None:
             rows.append([key.replace("_", " "), shown(ranks_of(run) if key == "ranks" else run[key])])
     rows += [["host", host] for host in run.get("hosts") or []]
-    versions = run.get("versions")
-    rows += [[name, version] for name, version in versions.items()] if isinstance(versions, dict) else []
+    rows += map(list, run.get("versions", {}).items())
     rows += [["overridden", note] for note in run.get("overridden") or []]
     for how in run.get("lengthened") or []:
         rows.append(["lengthened", how.get("how", how) if isinstance(how, dict) else how])

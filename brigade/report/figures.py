@@ -266,8 +266,7 @@ def _memory(records: list[Record]) -> Figure:
     says = "Of the fullest rank at its peak."
     figure = Figure("memory", "Memory by part", "GiB", says)
     for record in records:
-        prediction = record.run.get("prediction")
-        prediction = prediction if isinstance(prediction, dict) else {}
+        prediction = record.run.get("prediction", {})
         measured, predicted = (_parts(prediction.get(key)) for key in ("measured", "predicted"))
         before = f"{record.name}: " if len(records) > 1 else ""
         peak = measured.pop("peak", 0.0)
