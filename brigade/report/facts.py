@@ -144,18 +144,10 @@ def repeat(record: Record) -> list[str]:
 
 def starts(record: Record) -> Table:
     """Each attempt of the run, what it cost, and what ended it early."""
-    rows = [
-        [
-            each.began,
-            each.step,
-            each.ranks,
-            each.hosts,
-            duration(each.idle) if each.idle else "",
-            each.lost or "",
-            each.ended_by,
-        ]
-        for each in attempts(record)
-    ]
+    rows = []
+    for each in attempts(record):
+        pause = duration(each.idle) if each.idle else ""
+        rows.append([each.began, each.step, each.ranks, each.hosts, pause, each.lost or "", each.ended_by])
     return ["began", "from step", "ranks", "hosts", "after a pause of", "steps lost", "ended by"], rows
 
 
