@@ -81,7 +81,7 @@ def verdict(first: Record, other: Record) -> list[str]:
     training = _Difference(f"Training loss: {why}")
     if not unlike:
         training = _difference(first, other, "training loss", first.steps, other.steps, FEWEST, LAST)
-    held_out = _difference(first, other, "held-out loss", first.evaluations, other.evaluations, EVALUATIONS, 0.5)
+    held_out = _held_out(first, other)
     known = [difference for difference in (training, held_out) if difference.low is not None]
     signs = {difference.sign for difference in known}
     if not known:
@@ -109,6 +109,21 @@ class _Difference:
     def sign(self) -> int:
         """-1: the loss is lower, 1: it is higher, 0: nobody can tell."""
         return 0 if self.low is None or self.high is None else (self.low > 0) - (self.high < 0)
+
+
+def _held_out(first: Record, other: Record) -> _Difference:
+    """Compare the evaluations of as many samples as the last ones had: max_eval_samples may be another."""
+    samples = [
+        number(record.evaluations[-1].get("samples")) if record.evaluations else None for record in (first, other)
+    ]
+    if None not in samples and samples[0] != samples[1]:
+        of_each = " and ".join(f"{count:,.0f}" for count in samples)
+        return _Difference(f"Held-out loss: it is of {of_each} samples, and cannot be compared (max_eval_samples).")
+    ours, theirs = (
+        [entry for entry in record.evaluations if number(entry.get("samples")) == count]
+        for record, count in zip((first, other), samples, strict=True)
+    )
+    return _difference(first, other, "held-out loss", ours, theirs, EVALUATIONS, 0.5)
 
 
 def _difference(

@@ -206,7 +206,8 @@ def _take_log(record: Record, log: list[Entry]) -> None:
 def _take_events(record: Record) -> None:
     """Add steps and evaluations with their times. A run that went back to a checkpoint has trained the later steps again."""
     entries = {"step": record.steps, "evaluation": record.evaluations}
-    at = {kind: {entry["step"]: entry for entry in of_kind} for kind, of_kind in entries.items()}
+    logged = {kind: {entry["step"]: entry for entry in of_kind} for kind, of_kind in entries.items()}
+    at = {kind: dict(of_kind) for kind, of_kind in logged.items()}
     from_events: dict[str, set[int]] = {kind: set() for kind in at}
     began = next((when for line in record.events if (when := seconds_of(line)) is not None), None)
     for line in record.events:
@@ -221,7 +222,7 @@ def _take_events(record: Record) -> None:
                     at[which].pop(later, None)
         elif kind in at:
             took = {"took": line.get("seconds")} if kind == "evaluation" else {}
-            at[kind][step] = at[kind].get(step, {}) | line | {"seconds": since} | took
+            at[kind][step] = logged[kind].get(step, {}) | line | {"seconds": since} | took
             from_events[kind].add(step)
     record.steps, record.evaluations = ([of_kind[step] for step in sorted(of_kind)] for of_kind in at.values())
     _count_tokens(record)

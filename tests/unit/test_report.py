@@ -53,6 +53,15 @@ def test_a_restart_replaces_the_steps_that_it_trained_anew_and_is_counted(run):
                               "or its host went away.")  # fmt: skip
 
 
+def test_figures_that_only_the_log_has_outlive_a_restart(run):
+    log = {"step": 200, "eval_loss": 0.7, "eval_rewards/accuracies": 0.9}
+    (run / "trainer_state.json").write_text(json.dumps({"log_history": [log]}))
+    append(run, event="started", step=180)
+    append(run, event="evaluation", step=200, loss=0.7)
+    last = read(run)[0].evaluations[-1]
+    assert (last["step"], last["loss"], last["rewards/accuracies"]) == (200, 0.7, 0.9)
+
+
 def test_the_verdict_of_a_run_that_failed_is_its_last_word(run):
     (run / "success.json").unlink()
     append(run, event="failed", step=200, text="rank 1 on node2: CUDA out of memory")
@@ -221,6 +230,17 @@ def test_losses_are_compared_where_they_are_the_same(tmp_path, one, two, said):
     assert said in conclusion
     if {"label_smoothing_factor", "teacher"} & two.keys():
         assert "Training loss: they minimise different losses" in reasons[0] and "95 % interval" in reasons[1]
+
+
+def test_held_out_losses_of_other_samples_are_not_compared(tmp_path):
+    one, two = write_run(tmp_path / "one"), write_run(tmp_path / "two", lower=0.05)
+    for run, counts in ((one, (2000,) * 21), (two, (9, *(5000,) * 20))):
+        lines, left = map(json.loads, (run / "events.jsonl").read_text().splitlines()), iter(counts)
+        counted = [line | ({"samples": next(left)} if line["event"] == "evaluation" else {}) for line in lines]
+        (run / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in counted))
+    conclusion, training, held_out = comparing.verdict(*read(one, two))
+    assert held_out == "Held-out loss: it is of 2,000 and 5,000 samples, and cannot be compared (max_eval_samples)."
+    assert conclusion == "two and one: two has the lower loss." and "95 % interval" in training
 
 
 def test_runs_with_other_batches_are_compared_at_the_same_tokens(tmp_path):
