@@ -9,6 +9,8 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+import torch
+
 from ..errors import first_line
 from ..errors.versions import installed
 from ..train.distributed import devices
@@ -37,8 +39,6 @@ def folder() -> Path:
 
 def device(index: int = 0) -> Row:
     """{"type": "cuda" or "cpu", "name", "capability", "driver", "cuda"} of this process's device of that index."""
-    import torch
-
     if not torch.cuda.is_available():
         return {"type": "cpu", "name": processor(), "capability": None, "driver": platform.release(), "cuda": None}
     major, minor = torch.cuda.get_device_capability(index)
