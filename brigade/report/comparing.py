@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors.tables import Fields
-from ..train.recipe.objectives import DISTILL, OBJECTIVES, SFT, ObjectiveKeys
+from ..train.recipe.objectives import ADAPTERS_OFF, DISTILL, MODEL, OBJECTIVES, SFT, ObjectiveKeys
 from ..train.recipe.schema import flat
 from . import facts
 from .records import Entry, Record, number, numbers
@@ -153,7 +153,8 @@ def _loss_keys(record: Record) -> Fields:
     known = OBJECTIVES.get(record.objective, OBJECTIVES[SFT])
     defaults = {key: ObjectiveKeys.model_fields[key].default for key in _LOSS}
     defaults |= {"beta": known.beta, "loss_type": next(iter(known.loss_types), None)}
-    said = {key: value for key, value in record.training.items() if key in _LOSS and value is not None}
+    usual = (None, MODEL, ADAPTERS_OFF)  # by either a reference is the weights that training begins with
+    said = {key: value for key, value in record.training.items() if key in _LOSS and value not in usual}
     return defaults | said
 
 

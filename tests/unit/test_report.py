@@ -219,7 +219,8 @@ def test_what_the_data_cannot_tell_is_said(tmp_path):
     ({"objective": "dpo"}, {"objective": "dpo", "beta": 0.5, "label_smoothing": 0.1},
      "different losses (beta and label_smoothing), which cannot"),
     ({"objective": "dpo"}, {"objective": "dpo", "beta": 0.1, "loss_type": "sigmoid"}, "has the lower loss"),  # the defaults
-    ({"objective": "dpo"}, {"objective": "dpo", "share_prompts": False}, "has the lower loss"),
+    ({"objective": "dpo"}, {"objective": "dpo", "share_prompts": False, "reference": "model"}, "has the lower loss"),
+    ({"objective": "dpo"}, {"objective": "dpo", "reference": "a/model"}, "different losses (reference), which cannot"),
     ({}, {"label_smoothing_factor": 0.1}, "has the lower loss"),  # held-out loss is the cross-entropy
     ({}, {"objective": "distill", "teacher": "somebody/else"}, "has the lower loss"),
 ])  # fmt: skip
