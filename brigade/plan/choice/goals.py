@@ -14,7 +14,7 @@ from ...errors.tables import table
 from ...train.recipe.schema import Recipe
 from ..shape.lora import trained_parameters
 from .search import candidates, chosen, fastest
-from .workload import Candidate, Cluster, Workload
+from .workload import Candidate, Cluster, Workload, powers_below
 
 # Of hosts whose network nobody has measured.
 MEASURE = (
@@ -77,7 +77,7 @@ def sizes(workload: Workload, cluster: Cluster, inside: bool) -> Iterator[Answer
     """Yield the answers for fewer hosts, and with `inside` for fewer GPUs on one host, where something fits."""
     smaller = [replace(cluster, nodes=number, all=0) for number in cluster.fewer]
     if inside:
-        smaller += [replace(cluster, nodes=1, all=0, node_size=2**p) for p in range(5) if 2**p < cluster.node_size]
+        smaller += [replace(cluster, nodes=1, all=0, node_size=gpus) for gpus in powers_below(cluster.node_size)]
     for fewer in smaller:
         try:
             smaller_answer = answer(workload, fewer)
