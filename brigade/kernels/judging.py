@@ -46,11 +46,14 @@ def to_try(proof: Row, kinds: Collection[str] = (ATTENTION,), attention: str = "
 
 def merged(old: Row, new: Row) -> Row:
     """A new proof with what an older one of the same key knows beyond it: everything in a full one, unless the new one found
-    that a path computes something else; and answers of paths that now ran out of time."""
+    that a path computes something else, or tried it with another attention; and answers of paths that now ran out of time."""
     fuller = new.get("quick") and not old.get("quick")
+    attention = next((row["attention"] for row in new["paths"].values() if "attention" in row), None)
 
     def stays(name: str, row: Row) -> bool:
         newer = new["paths"].get(name)
+        if attention and tried_with_another(row, attention):  # sets are compared with each other
+            return False
         if newer is None:
             return True
         return answered(row) and (not answered(newer) or bool(fuller and newer["status"] != WRONG))
