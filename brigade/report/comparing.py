@@ -27,13 +27,7 @@ DRAWS = 4_000
 _NO_CAUSE = ("identity", "started", "command", "overridden", "prediction", "ds_config", "lengthened")
 
 # Keys of ObjectiveKeys that leave a loss what it is: how it is computed, and what is logged beside it.
-_SAME_LOSS = (
-    "neftune_noise_alpha",
-    "answer_score",
-    "metric_for_best_model",
-    "share_prompts",
-    "precompute_ref_log_probs",
-)
+_SAME_LOSS = ("answer_score", "metric_for_best_model", "share_prompts", "precompute_ref_log_probs")
 _LOSS = tuple(key for key in ObjectiveKeys.model_fields if key not in _SAME_LOSS)
 
 

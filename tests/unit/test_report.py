@@ -222,6 +222,7 @@ def test_what_the_data_cannot_tell_is_said(tmp_path):
     ({"objective": "dpo"}, {"objective": "dpo", "share_prompts": False, "reference": "model"}, "has the lower loss"),
     ({"objective": "dpo"}, {"objective": "dpo", "reference": "a/model"}, "different losses (reference), which cannot"),
     ({}, {"label_smoothing_factor": 0.1}, "has the lower loss"),  # held-out loss is the cross-entropy
+    ({}, {"neftune_noise_alpha": 5.0}, "has the lower loss"),  # noise is in training alone
     ({}, {"objective": "distill", "teacher": "somebody/else"}, "has the lower loss"),
 ])  # fmt: skip
 def test_losses_are_compared_where_they_are_the_same(tmp_path, one, two, said):
@@ -229,7 +230,7 @@ def test_losses_are_compared_where_they_are_the_same(tmp_path, one, two, said):
     second = write_run(tmp_path / "two", lower=0.05, changes={"training": two})
     conclusion, *reasons = comparing.verdict(*read(first, second))
     assert said in conclusion
-    if {"label_smoothing_factor", "teacher"} & two.keys():
+    if {"label_smoothing_factor", "neftune_noise_alpha", "teacher"} & two.keys():
         assert "Training loss: they minimise different losses" in reasons[0] and "95 % interval" in reasons[1]
 
 
