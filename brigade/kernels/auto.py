@@ -8,6 +8,8 @@ import sys
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+import torch
+
 from ..errors import first_line
 from ..errors.tables import Fields
 from ..train.distributed import ranks
@@ -231,8 +233,6 @@ def in_words(proof: Row) -> list[str]:
 
 
 def _device(world: World) -> str | None:
-    import torch
-
     index = gpu_index(world)
     return None if index is None else torch.cuda.get_device_name(index)
 

@@ -60,7 +60,7 @@ def _check_device(index: int) -> None:
     import torch
 
     count = max(1, torch.cuda.device_count())
-    if not 0 <= index < count:
+    if index >= count:
         raise UserError("flag --device", f"there is no GPU {index} here", f"name one from 0 to {count - 1}")
 
 

@@ -73,24 +73,19 @@ class Proof:
 
     def compare(
         self, change: Callable[["PreTrainedModel"], "PreTrainedModel"], told: models.Told, backward: bool = True
-    ) -> Row:
-        """{"errors", "allowed", "form", "why"} of a path in the worst of its forms; why: "" where it agrees
-
-        change: called with the model, returns it as the path wants it
-        """
-        worst: Row = {}
+    ) -> list[Row]:
+        """{"errors", "allowed", "form"} of a path in each of its forms. change: called with the model, returns it as the path
+        wants it"""
+        rows = []
         for form in self.forms:
             model = change(self.model(form, told.how))
-            ours = self.packed(model, form, told, backward)
-            off, allowed = errors(ours, self.reference), self.allowed(form)
+            off, allowed = errors(self.packed(model, form, told, backward), self.reference), self.allowed(form)
             off["moved"], allowed["moved"] = self.moved(model, form, told), self.moved_allowed(allowed)
             if "bias" in off:  # that of the kind of matrix that is furthest off
                 kind = max(off["bias"], key=lambda kind: off["bias"][kind] / allowed["bias"][kind])
                 off["bias"], allowed["bias"] = off["bias"][kind], allowed["bias"][kind]
-            row = {"errors": off, "allowed": {key: allowed[key] for key in off}, "form": form}
-            if not worst or excess(row) > excess(worst):
-                worst = row
-        return worst | {"why": in_words(worst)}
+            rows.append({"errors": off, "allowed": {key: allowed[key] for key in off}, "form": form})
+        return rows
 
     def allowed(self, form: str) -> Row:
         """The differences that rounding may make, in the form of errors()."""
@@ -101,7 +96,7 @@ class Proof:
 
     def moved_allowed(self, allowed: Row) -> float:
         """How far one sample may move another: not at all, except that an expert's tokens are multiplied together."""
-        return allowed["logits"] if any(self.config.get(key) for key in models.EXPERTS) else 0.0
+        return allowed["logits"] if models.has_experts(self.config) else 0.0
 
     def packed(
         self, model: "PreTrainedModel", form: str, told: models.Told, backward: bool
@@ -202,6 +197,12 @@ def _shares(ours: Row, theirs: Row) -> dict[str, float]:
             kind[0] += float(own @ other)
             kind[1] += float(other @ other)
     return {kind: product / whole for kind, (product, whole) in sums.items() if whole}
+
+
+def worst(rows: list[Row]) -> Row:
+    """The row with the largest error for what is allowed, with "why": "" where it agrees."""
+    found = max(rows, key=excess)
+    return found | {"why": in_words(found)}
 
 
 def excess(row: Row) -> float:

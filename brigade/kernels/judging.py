@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from . import paths
-from .paths import ATTENTION, PROVEN, SLOWER, WITH_ATTENTION, WRONG, Row
+from .paths import ATTENTION, PROVEN, SLOWER, WRONG, Row
 
 TRIES = 3  # for a path that ran out of time: the disk may have been cold or the GPU busy
 CLOSE = 1.03  # times that are closer cannot be told apart: the table's order decides
@@ -15,8 +15,15 @@ def answered(row: Row) -> bool:
 
 
 def tried_with_another(row: Row, attention: str) -> bool:
-    """Whether a path was tried with another attention than the recipe's. attention: auto: any will do"""
-    return row.get("kind") in WITH_ATTENTION and attention not in ("auto", row.get("attention"))
+    """Whether a path was tried with another attention than this one."""
+    return bool(row.get("attention", attention) != attention)
+
+
+def taken_by_auto(rows: dict[str, Row], results: dict[str, Row]) -> str:
+    """The attention that `auto` takes. rows: of a table of paths; results: of a proof's"""
+    choices = {name: rows[name] for name, row in results.items() if row["kind"] == ATTENTION and name in rows}
+    choices = {name: row for name, row in choices.items() if row.get("auto")}
+    return judge(choices, {name: unjudged(results[name]) for name in choices}).get(ATTENTION, "eager")
 
 
 def unjudged(row: Row) -> Row:
@@ -26,7 +33,9 @@ def unjudged(row: Row) -> Row:
 
 def to_try(proof: Row, kinds: Collection[str] = (ATTENTION,), attention: str = "auto") -> list[str]:
     """Paths of these kinds that a run's short proof lacks: nobody asked for them then, or only with another attention, or they
-    ran out of time fewer than TRIES times."""
+    ran out of time fewer than TRIES times. attention: the recipe's"""
+    if attention == "auto":
+        attention = taken_by_auto(paths.table(), proof["paths"])
 
     def is_open(row: Row | None) -> bool:
         return row is None or tried_with_another(row, attention) or 0 < row.get("timeouts", 0) < TRIES
@@ -37,11 +46,14 @@ def to_try(proof: Row, kinds: Collection[str] = (ATTENTION,), attention: str = "
 
 def merged(old: Row, new: Row) -> Row:
     """A new proof with what an older one of the same key knows beyond it: everything in a full one, unless the new one found
-    that a path computes something else; and answers of paths that now ran out of time."""
+    that a path computes something else, or tried it with another attention; and answers of paths that now ran out of time."""
     fuller = new.get("quick") and not old.get("quick")
+    attention = next((row["attention"] for row in new["paths"].values() if "attention" in row), None)
 
     def stays(name: str, row: Row) -> bool:
         newer = new["paths"].get(name)
+        if attention and tried_with_another(row, attention):  # sets are compared with each other
+            return False
         if newer is None:
             return True
         return answered(row) and (not answered(newer) or bool(fuller and newer["status"] != WRONG))

@@ -47,6 +47,17 @@ class Told(NamedTuple):
     shares: bool = False
 
 
+def way_to_tell(config: Row, how: str, shares: bool = False) -> tuple[Told, str]:
+    """Return how a model with this attention learns of the samples in a row, and why it does not where they share something;
+    otherwise it always does, because no other model is tried."""
+    way, why = packed_samples.LENGTHS, ""
+    if shares:
+        way, why = packed_samples.way_of_sharing(described(config), how)
+    elif how not in NEEDS_CUMULATIVE_LENGTHS:
+        way, _ = packed_samples.method_of(described(config), "eager")
+    return Told(how, way, shares), why
+
+
 def for_proof(config: Row) -> Row:
     """The architecture with few, narrow layers, but with its own head size and grouping of heads."""
     tiny = shrink(config)
@@ -67,17 +78,19 @@ def for_proof(config: Row) -> Row:
     own = per_layer.cut(config, per_layer.representatives(config, 2)).get(per_layer.CHANGES) or {}
     for layer, change in own.items():
         tiny[per_layer.CHANGES][layer] |= {key: change[key] for key in ("head_dim", *HEADS) if key in change}
-    if config.get("rope_parameters") and config.get(
-        "max_position_embeddings"
-    ):  # stretched positions have to fit into it
-        tiny["max_position_embeddings"] = config["max_position_embeddings"]
+    positions = "max_position_embeddings"
+    if config.get("rope_parameters") and config.get(positions):  # stretched positions have to fit into it
+        tiny[positions] = config[positions]
     tiny |= {key: value for key, value in SHARPENED.items() if config.get(key)}
-    if any(
-        config.get(key) for key in EXPERTS
-    ):  # all of them: a choice that rounding turns would hide every other error
+    if has_experts(config):  # all of them: a choice that rounding turns would hide every other error
         tiny["num_experts_per_tok"] = TINY["num_experts"]
     tiny |= {key: 0.0 for key, value in config.items() if "drop" in key and isinstance(value, float)}
     return tiny | {"initializer_range": 0.1, "vocab_size": 512}
+
+
+def has_experts(config: Row) -> bool:
+    """Whether a model is a mixture of experts."""
+    return any(config.get(key) for key in EXPERTS)
 
 
 def for_timing(config: Row) -> Row:
@@ -132,28 +145,22 @@ def build(
     bf16 can hold them"""
     from transformers import AutoModelForCausalLM
 
+    def made(how: str, dtype: torch.dtype) -> "PreTrainedModel":
+        given = {"trust_remote_code": False, "attn_implementation": how, "dtype": dtype}
+        return AutoModelForCausalLM.from_config(described(config), **given)
+
     attention.register()
-    if not exact:
-        with torch.device(device):
-            model = AutoModelForCausalLM.from_config(
-                described(config), trust_remote_code=False, attn_implementation=how, dtype=dtype
-            )
-        sample_by_sample.divide(model)
-        return model.train()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
-        weights = AutoModelForCausalLM.from_config(
-            described(config), trust_remote_code=False, attn_implementation="eager", dtype=torch.float32
-        )
-        # Norms begin as ones, which would hide what they do.
-        drawn = {
-            name: (value + 0.05 * torch.randn_like(value)).bfloat16() if value.is_floating_point() else value
-            for name, value in weights.state_dict().items()
-        }
-    model = AutoModelForCausalLM.from_config(
-        described(config), trust_remote_code=False, attn_implementation=how, dtype=dtype
-    )
-    model.load_state_dict(drawn)
+    with torch.device("cpu" if exact else device):
+        model = made(how, dtype)
+    if exact:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(SEED)
+            # Norms begin as ones, which would hide what they do.
+            drawn = {
+                name: (value + 0.05 * torch.randn_like(value)).bfloat16() if value.is_floating_point() else value
+                for name, value in made("eager", torch.float32).state_dict().items()
+            }
+        model.load_state_dict(drawn)
     sample_by_sample.divide(model)
     return model.to(device).train()
 

@@ -9,23 +9,27 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+import torch
+
 from ..errors import first_line
 from ..errors.versions import installed
 from ..train.distributed import devices
 from ..train.host import files
 from ..train.host.cache import cache_directory, private_folder
 from ..train.host.checksums import sealed, unsealed
-from ..train.model import attention
-from . import judging, models
+from . import judging, models, paths
 from .paths import Row
 
 FORMAT = 1
 PACKAGES = ("torch", "transformers", "flash-attn", "flash-attn-3", "liger-kernel", "bitsandbytes", "triton")
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 HERE = Path(__file__).parent
-CODE = ("compare.py", "models.py", "steps.py", "paths.yaml", "worker.py")  # and what they prove of our own:
-MODEL = Path(attention.__file__).parent
-OURS = ("attention.py", "cpu_attention.py", "packed_samples.py", "sample_by_sample.py")
+CODE = ("compare.py", "models.py", "steps.py", "paths.yaml", "trials.py")
+# What samples go through on their way to a path, in brigade/; the table names what makes the path itself.
+OURS = (
+    "train/data/collate.py",
+    *(f"train/model/{name}.py" for name in ("cpu_attention", "packed_samples", "sample_by_sample")),
+)
 
 
 def folder() -> Path:
@@ -35,8 +39,6 @@ def folder() -> Path:
 
 def device(index: int = 0) -> Row:
     """{"type": "cuda" or "cpu", "name", "capability", "driver", "cuda"} of this process's device of that index."""
-    import torch
-
     if not torch.cuda.is_available():
         return {"type": "cpu", "name": processor(), "capability": None, "driver": platform.release(), "cuda": None}
     major, minor = torch.cuda.get_device_capability(index)
@@ -73,8 +75,15 @@ def driver() -> str:
 def versions() -> Row:
     """The versions of the packages whose kernels are proven, and a digest of our own code ("code")."""
     of_packages: Row = {package: installed(package) for package in PACKAGES}
-    files = [HERE / name for name in CODE] + [MODEL / name for name in OURS]
+    files = [HERE / name for name in CODE] + [HERE.parent / name for name in sorted({*OURS, *_made_by_ours()})]
     return of_packages | {"code": hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]}
+
+
+def _made_by_ours() -> list[str]:
+    """Return the files in brigade/ whose functions the table of paths names."""
+    named = [str(value) for row in paths.table().values() for value in row.values()]
+    modules = [name.partition(":")[0] for name in named if name.startswith(f"{HERE.parent.name}.")]
+    return [f"{module.partition('.')[2].replace('.', '/')}.py" for module in modules]
 
 
 def key(config: Row, shapes: Row, device: Row) -> Row:
@@ -104,8 +113,6 @@ def read(key: Row) -> tuple[Row | None, str]:
         return None, _other(key)
     except (OSError, ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         return None, f"the proof in {file} cannot be read ({first_line(error)}) and is not used"
-    if not _is_whole(proof):
-        return None, f"{file} is not a whole proof and is not used"
     if proof["key"] != key:
         return None, f"{file} is the proof of something else ({_difference(proof['key'], key)}) and is not used"
     return proof, ""
@@ -126,21 +133,13 @@ def write(proof: Row) -> Path | None:
     return file
 
 
-def _is_whole(proof: object) -> bool:
-    if not isinstance(proof, dict) or not all(
-        isinstance(proof.get(name), dict) for name in ("key", "paths", "fastest")
-    ):
-        return False
-    return all(isinstance(row, dict) and {"status", "kind"} <= row.keys() for row in proof["paths"].values())
-
-
 def _other(key: Row) -> str:
     """A sentence about a proof of the same attention and shapes, made with another driver, device or version; "" if none."""
     same = ("attention", "layers", "shapes")
     for file in sorted(folder().glob("*.json"), key=lambda file: file.name):
         with suppress(OSError, ValueError, RecursionError):
             proof = unsealed(files.read_text(file))
-            if _is_whole(proof) and all(proof["key"].get(name) == key[name] for name in same):
+            if all(proof["key"].get(name) == key[name] for name in same):
                 return f"the proof in {file} is of other things ({_difference(proof['key'], key)}) and is not used"
     return ""
 

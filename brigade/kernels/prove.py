@@ -16,7 +16,7 @@ from typing import IO
 from ..train.recipe.files import REPOSITORY
 from ..train.recipe.settings import Settings
 from . import models, paths, proofs
-from .judging import answered, judge, may_be_timed, tried_with_another, unjudged
+from .judging import answered, judge, may_be_timed, taken_by_auto, tried_with_another, unjudged
 from .paths import ABSENT, ATTENTION, FAILED, OPTIMIZER, PROVEN, SLOWER, WITH_ATTENTION, Row
 
 QUICK = {"seconds": 15.0, "path": 8.0, "rounds": 5}  # for a first run, which waits for the proof
@@ -80,7 +80,7 @@ def on_this_host(
         earlier = known["paths"].get(name, {}) if known else {}
         if why:
             results[name] = {"kind": row["kind"], "status": ABSENT, "why": why}
-        elif answered(earlier) and not tried_with_another(earlier, attention):
+        elif answered(earlier):
             results[name] = unjudged(earlier)
         else:
             results[name] = {"kind": row["kind"]}
@@ -95,7 +95,7 @@ def on_this_host(
     clock = Clock(limits["seconds"])
     _drive(job, singles, limits, clock)
     if len(singles) < len(results):
-        job["attention"] = _attention(rows, singles) if attention == "auto" else attention
+        job["attention"] = taken_by_auto(rows, singles) if attention == "auto" else attention
         _drive(job, _with_attention(rows, results, job["attention"]), limits, clock)
     for name, row in results.items():
         if "timeouts" in row and known:
@@ -110,14 +110,12 @@ def on_this_host(
     }
 
 
-def _attention(rows: dict[str, Row], results: dict[str, Row]) -> str:
-    """The attention that `auto` would take."""
-    choices = {name: rows[name] for name, row in results.items() if row["kind"] == ATTENTION and rows[name].get("auto")}
-    return judge(choices, {name: dict(results[name]) for name in choices}).get(ATTENTION, "eager")
-
-
 def _with_attention(rows: dict[str, Row], results: dict[str, Row], attention: str) -> dict[str, Row]:
-    """Return the paths to be tried with this attention. A path of which a part is not proven is marked absent."""
+    """Return the paths to be tried with this attention. A path of which a part is not proven is marked absent, and an answer with
+    another attention counts no more."""
+    for name, row in results.items():
+        if tried_with_another(row, attention):
+            results[name] = {"kind": row["kind"]}
     sets = {name: row for name, row in results.items() if row["kind"] in WITH_ATTENTION}
     for name, row in sets.items():
         missing = [part for part in rows[name]["uses"] if results.get(part, {}).get("status") not in (PROVEN, SLOWER)]

@@ -1,24 +1,20 @@
 """Prove optimizers: three steps are compared with AdamW's formula in fp64 on the same gradients (arXiv 1711.05101)."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+
+import torch
 
 from ..errors.tables import Fields
+from .compare import FAR
 
-if TYPE_CHECKING:
-    import torch
-
-FAR = 1e9  # stands for NaN and inf: JSON has neither
 RATE, BETAS, EPSILON, DECAY = 1e-3, (0.9, 0.95), 1e-8, 0.1
 STEPS = 3
 SIZES = ((257, 64), (4096,), (64, 128))  # bitsandbytes keeps 8 bits from 4,096 elements on
 LARGEST = 2**26  # elements to time a step with: memory holds the states of five optimizers at once
 
 
-def optimizer(name: str, parameters: "list[torch.nn.Parameter]") -> "torch.optim.Optimizer":
+def optimizer(name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer that a recipe's `optim` names, as Transformers makes it (trainer_optimizer.py)."""
-    import torch
-
     options: Fields = {"lr": RATE, "betas": BETAS, "eps": EPSILON, "weight_decay": DECAY}
     if "8bit" in name:
         import bitsandbytes
@@ -29,11 +25,9 @@ def optimizer(name: str, parameters: "list[torch.nn.Parameter]") -> "torch.optim
 
 
 def error(
-    change: "Callable[[str, list[torch.nn.Parameter]], torch.optim.Optimizer]", name: str, device: "torch.device | str"
+    change: Callable[[str, list[torch.nn.Parameter]], torch.optim.Optimizer], name: str, device: torch.device | str
 ) -> float:
     """The mean error of the change that STEPS steps make, as a share of the mean change. change: optimizer() or one like it"""
-    import torch
-
     draw = torch.Generator().manual_seed(7)
     start = [torch.randn(*size, generator=draw) for size in SIZES]
     gradients = [[torch.randn(*size, generator=draw) * 10.0**-step for size in SIZES] for step in range(STEPS)]
@@ -51,7 +45,7 @@ def error(
     return off / whole if off < FAR else FAR
 
 
-def by_formula(value: "torch.Tensor", gradients: "list[torch.Tensor]") -> "torch.Tensor":
+def by_formula(value: torch.Tensor, gradients: list[torch.Tensor]) -> torch.Tensor:
     """AdamW, algorithm 2 of arXiv 1711.05101."""
     mean, square = value * 0, value * 0
     for step, gradient in enumerate(gradients, 1):
@@ -62,10 +56,8 @@ def by_formula(value: "torch.Tensor", gradients: "list[torch.Tensor]") -> "torch
     return value
 
 
-def timed(name: str, sizes: list[tuple[int, ...]], device: "torch.device | str") -> Callable[[], None]:
+def timed(name: str, sizes: list[tuple[int, ...]], device: torch.device | str) -> Callable[[], None]:
     """A call to time: one step on parameters of these sizes, with at most LARGEST elements."""
-    import torch
-
     parameters, room = [], LARGEST
     for size in sizes:
         count = torch.Size(size).numel()

@@ -67,11 +67,7 @@ def _curves(figure: Figure) -> Fields:
         ends = {"y": {"field": "low", "type": "quantitative"}, "y2": {"field": "high"}}
         layers.append({"mark": {"type": "area", "opacity": 0.2}, "encoding": ends | {"color": colour}})
     for faint in sorted({line.faint for line in figure.lines}, reverse=True):
-        mark = (
-            {"type": "line", "opacity": 0.3, "strokeWidth": 1}
-            if faint
-            else {"type": "line", "point": few and {"size": 28}}
-        )
+        mark = {"type": "line"} | ({"opacity": 0.3, "strokeWidth": 1} if faint else {"point": few and {"size": 28}})
         these = {"filter": f"datum.faint === {json.dumps(faint)}"}
         layers.append({"transform": [these], "mark": mark, "encoding": {"y": y, "color": colour}})
     if figure.broken:
@@ -94,18 +90,11 @@ def _curves(figure: Figure) -> Fields:
 
 
 def _rows(line: Line, most: int, seconds: float) -> list[Fields]:
-    places = set(kept(line.values, most))
-    for band in (line.low, line.high):
-        places |= set(kept(band, most // 2)) if band else set()
-    rows = []
+    places = {*kept(line.values, most), *kept(line.low, most // 2), *kept(line.high, most // 2)}
+    name, rows = line.name.removesuffix(MEAN), []
     for place in sorted(places):
         step, tokens, since = line.points[place]
-        row = {
-            "line": line.name.removesuffix(MEAN),
-            "step": step,
-            "value": _finite(line.values[place]),
-            "faint": line.faint,
-        }
+        row = {"line": name, "step": step, "value": _finite(line.values[place]), "faint": line.faint}
         row |= {} if tokens is None else {"tokens": _finite(tokens)}
         row |= {} if since is None else {"time": _finite(since / seconds)}
         if line.low:
@@ -121,9 +110,9 @@ def _finite(value: float) -> float | None:
 def _unit_of_time(lines: list[Line]) -> tuple[str, float]:
     """(unit, its seconds) in which the length of the longest run is easy to read."""
     longest = max((point[2] or 0.0 for line in lines for point in line.points), default=0.0)
-    return next(
-        ((unit, size) for unit, size in (("hours", 3600.0), ("minutes", 60.0)) if longest > 2 * size), ("seconds", 1.0)
-    )
+    if longest > 2 * 3600:
+        return "hours", 3600.0
+    return ("minutes", 60.0) if longest > 2 * 60 else ("seconds", 1.0)
 
 
 # ---- bars --------------------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors.tables import Fields
+from ..train.recipe.objectives import ADAPTERS_OFF, DISTILL, MODEL, OBJECTIVES, SFT, ObjectiveKeys
 from ..train.recipe.schema import flat
 from . import facts
 from .records import Entry, Record, number, numbers
@@ -22,7 +24,11 @@ EVALUATIONS = 6  # the same for evaluations: each is a mean over all held-out sa
 LAST = 0.25  # the share at the end of what two runs have in common that is compared
 DRAWS = 4_000
 # Keys of run.yaml's record that cause no difference, or stand elsewhere on the page.
-_NO_CAUSE = ("identity", "started", "command", "overridden", "prediction", "promise", "ds_config", "lengthened")
+_NO_CAUSE = ("identity", "started", "command", "overridden", "prediction", "ds_config", "lengthened")
+
+# Keys of ObjectiveKeys that leave a loss what it is: how it is computed, and what is logged beside it.
+_SAME_LOSS = ("answer_score", "metric_for_best_model", "share_prompts", "precompute_ref_log_probs")
+_LOSS = tuple(key for key in ObjectiveKeys.model_fields if key not in _SAME_LOSS)
 
 
 @dataclass
@@ -60,8 +66,16 @@ def verdict(first: Record, other: Record) -> list[str]:
     data = [record.run.get("data") for record in (first, other)]
     if None not in data and data[0] != data[1]:
         return [f"{between}: they read different data or encode it differently, so their losses cannot be compared."]
-    training = _difference(first, other, "training loss", first.steps, other.steps, FEWEST, LAST)
-    held_out = _difference(first, other, "held-out loss", first.evaluations, other.evaluations, EVALUATIONS, 0.5)
+    losses = [_loss_keys(record) for record in (first, other)]
+    unlike = [key for key in _LOSS if losses[0].get(key) != losses[1].get(key)]
+    unlike = unlike[:1] if "objective" in unlike else unlike  # whose keys are others
+    why = f"they minimise different losses ({' and '.join(unlike)}), which cannot be compared."
+    if unlike and not {first.objective, other.objective} <= {SFT, DISTILL}:  # held out, theirs is the cross-entropy
+        return [f"{between}: {why}"]
+    training = _Difference(f"Training loss: {why}")
+    if not unlike:
+        training = _difference(first, other, "training loss", first.steps, other.steps, FEWEST, LAST)
+    held_out = _held_out(first, other)
     known = [difference for difference in (training, held_out) if difference.low is not None]
     signs = {difference.sign for difference in known}
     if not known:
@@ -91,10 +105,25 @@ class _Difference:
         return 0 if self.low is None or self.high is None else (self.low > 0) - (self.high < 0)
 
 
+def _held_out(first: Record, other: Record) -> _Difference:
+    """Compare the evaluations of as many samples as the last ones had: max_eval_samples may be another."""
+    samples = [
+        number(record.evaluations[-1].get("samples")) if record.evaluations else None for record in (first, other)
+    ]
+    if None not in samples and samples[0] != samples[1]:
+        of_each = " and ".join(f"{count:,.0f}" for count in samples)
+        return _Difference(f"Held-out loss: it is of {of_each} samples, and cannot be compared (max_eval_samples).")
+    ours, theirs = (
+        [entry for entry in record.evaluations if number(entry.get("samples")) == count]
+        for record, count in zip((first, other), samples, strict=True)
+    )
+    return _difference(first, other, "held-out loss", ours, theirs, EVALUATIONS, 0.5)
+
+
 def _difference(
     first: Record, other: Record, loss: str, ours: list[Entry], theirs: list[Entry], fewest: int, share: float
 ) -> _Difference:
-    by = "step" if _batch(first) == _batch(other) else "tokens"
+    by = "step" if len({record.training.get("global_batch_size") for record in (first, other)}) == 1 else "tokens"
     places, values = _paired(ours, theirs, by)
     values = values[-max(fewest, math.ceil(share * len(values))) :] if len(values) else values
     if not len(values):
@@ -113,9 +142,14 @@ def _signed(value: float) -> str:
     return f"{value:+.4f} nats ({'lower' if value < 0 else 'higher'})"
 
 
-def _batch(record: Record) -> object:
-    training = record.settings.get("training")
-    return training.get("global_batch_size") if isinstance(training, dict) else None
+def _loss_keys(record: Record) -> Fields:
+    """What a recipe says of the loss that it minimises, with the defaults of its objective."""
+    known = OBJECTIVES.get(record.objective, OBJECTIVES[SFT])
+    defaults = {key: ObjectiveKeys.model_fields[key].default for key in _LOSS}
+    defaults |= {"beta": known.beta, "loss_type": next(iter(known.loss_types), None)}
+    usual = (None, MODEL, ADAPTERS_OFF)  # by either a reference is the weights that training begins with
+    said = {key: value for key, value in record.training.items() if key in _LOSS and value not in usual}
+    return defaults | said
 
 
 def _paired(ours: list[Entry], theirs: list[Entry], by: str) -> tuple[list[float], NDArray[np.float64]]:

@@ -11,7 +11,7 @@ from ..errors.console import one_line
 from ..errors.tables import Fields
 from ..train.run.page import FILE
 from ..train.run.status import ranks_of
-from .records import Record, attempts, events_of, number, numbers
+from .records import SECTIONS, Record, attempts, events_of, number, numbers
 
 Table = tuple[list[str], list[list[Any]]]  # head, rows
 ANSWERED = 20  # evaluations whose answers a page shows: the newest
@@ -57,9 +57,9 @@ def summary(record: Record) -> dict[str, str]:
     shares = numbers(record.evaluations, "rewards/accuracies")
     if shares:
         facts["held-out accuracy"] = f"{shares[-1]:.1%}" + (f", {shares[0]:.1%} at first" if len(shares) > 1 else "")
-    loss = last.get("loss")
-    if loss:
-        facts["training loss"] = shown(number(loss))
+    loss = number(last.get("loss"))
+    if loss is not None:
+        facts["training loss"] = shown(loss)
     tokens = number(last.get("tokens"))
     if tokens:
         facts["tokens"] = shown(round(tokens)) if math.isfinite(tokens) else "unknown"
@@ -75,9 +75,9 @@ def summary(record: Record) -> dict[str, str]:
     peak = number(last.get("peak_memory_gib"))
     if peak is not None:
         facts["peak memory"] = f"{peak:.1f} GiB"
-    strategy = run.get("strategy")
-    if isinstance(strategy, dict) and strategy.get("name"):
-        facts["strategy"] = str(strategy["name"])
+    strategy = run.get("strategy", {}).get("name")
+    if strategy:
+        facts["strategy"] = strategy
     if run.get("ranks"):
         hosts = ", ".join(map(str, run.get("hosts") or []))
         facts["ranks"] = f"{ranks_of(run)} on {hosts}, by {run.get('launcher', '?')}"
@@ -88,9 +88,8 @@ def recipe(record: Record) -> Table:
     """Every key of the run, and whether a flag or the launcher overrode the recipe."""
     overridden = " ".join(map(str, record.run.get("overridden") or []))
     rows = []
-    for section in ("model", "data", "training", "cluster"):
-        values = record.settings.get(section)
-        for key, value in values.items() if isinstance(values, dict) else ():
+    for section in SECTIONS:
+        for key, value in record.settings.get(section, {}).items():
             note = "overridden" if f"--{key} " in f"{overridden} " else ""
             rows.append([f"{section}.{key}", plain(value), note])
     return ["key", "value", ""], rows
@@ -111,8 +110,7 @@ def surroundings(record: Record) -> Table:
         if run.get(key) is not None:
             rows.append([key.replace("_", " "), shown(ranks_of(run) if key == "ranks" else run[key])])
     rows += [["host", host] for host in run.get("hosts") or []]
-    versions = run.get("versions")
-    rows += [[name, version] for name, version in versions.items()] if isinstance(versions, dict) else []
+    rows += map(list, run.get("versions", {}).items())
     rows += [["overridden", note] for note in run.get("overridden") or []]
     for how in run.get("lengthened") or []:
         rows.append(["lengthened", how.get("how", how) if isinstance(how, dict) else how])
@@ -133,8 +131,10 @@ def repeat(record: Record) -> list[str]:
         changed = "   # and the changes that were not committed then" if commit[2] else ""
         lines.append(f"git checkout {commit[1]}{changed}")
     if len(hosts) > 1:
-        slots = shlex.join(f"{host} slots={ranks // len(hosts)}" for host in hosts)
-        lines += [f"printf '%s\\n' {slots} > hostfile"]
+        each, rest = divmod(ranks, len(hosts))
+        slots = shlex.join(f"{host} slots={each}" for host in hosts)
+        uneven = f"# write hostfile: {shlex.join(map(str, hosts))} had {ranks} slots in all, not as many each"
+        lines += [uneven if rest else f"printf '%s\\n' {slots} > hostfile"]
         lines += [f"python -m brigade launch {path}/run.yaml --hostfile hostfile {again}"]
     else:
         launcher = _STARTS.get(str(run.get("launcher")), "python" if ranks == 1 else _STARTS["torchrun"]).format(ranks)
@@ -144,18 +144,10 @@ def repeat(record: Record) -> list[str]:
 
 def starts(record: Record) -> Table:
     """Each attempt of the run, what it cost, and what ended it early."""
-    rows = [
-        [
-            each.began,
-            each.step,
-            each.ranks,
-            each.hosts,
-            duration(each.idle) if each.idle else "",
-            each.lost or "",
-            each.ended_by,
-        ]
-        for each in attempts(record)
-    ]
+    rows = []
+    for each in attempts(record):
+        pause = duration(each.idle) if each.idle else ""
+        rows.append([each.began, each.step, each.ranks, each.hosts, pause, each.lost or "", each.ended_by])
     return ["began", "from step", "ranks", "hosts", "after a pause of", "steps lost", "ended by"], rows
 
 

@@ -33,6 +33,11 @@ class Line:
     low: list[float] = field(default_factory=list)
     high: list[float] = field(default_factory=list)
 
+    def places(self, finite: bool) -> list[tuple[float, int]]:
+        """(value, step) of the values that are finite, or of those that are not."""
+        every = zip(self.values, self.points, strict=True)
+        return [(value, step) for value, (step, *_) in every if math.isfinite(value) == finite]
+
 
 @dataclass
 class Bars:
@@ -55,18 +60,16 @@ class Figure:
     empty: str = ""
 
     @property
+    def curves(self) -> list[Line]:
+        """The lines without their running means."""
+        return [line for line in self.lines if not line.name.endswith(MEAN)]
+
+    @property
     def broken(self) -> list[str]:
         """A sentence for each curve with values that are not finite: how many, and where the first is."""
-        sentences = []
-        for line in self.lines:
-            places = [
-                point[0] for point, value in zip(line.points, line.values, strict=True) if not math.isfinite(value)
-            ]
-            if places and not line.name.endswith(MEAN):
-                sentences.append(
-                    f"{line.name}: {len(places)} values are NaN or infinite, the first at step {places[0]}"
-                )
-        return sentences
+        of_lines = [(line.name, line.places(finite=False)) for line in self.curves]
+        how = "values are NaN or infinite, the first at step"
+        return [f"{name}: {len(places)} {how} {places[0][1]}" for name, places in of_lines if places]
 
 
 MEAN = ", running mean"
@@ -266,8 +269,7 @@ def _memory(records: list[Record]) -> Figure:
     says = "Of the fullest rank at its peak."
     figure = Figure("memory", "Memory by part", "GiB", says)
     for record in records:
-        prediction = record.run.get("prediction", record.run.get("promise"))  # its name in older runs
-        prediction = prediction if isinstance(prediction, dict) else {}
+        prediction = record.run.get("prediction", {})
         measured, predicted = (_parts(prediction.get(key)) for key in ("measured", "predicted"))
         before = f"{record.name}: " if len(records) > 1 else ""
         peak = measured.pop("peak", 0.0)
@@ -320,18 +322,13 @@ def in_words(figure: Figure, show: Callable[[float], str]) -> str:
             for bar in figure.bars
         )
     sentences = []
-    for line in figure.lines:
-        finite = [
-            (value, point[0]) for value, point in zip(line.values, line.points, strict=True) if math.isfinite(value)
-        ]
-        if finite and not line.name.endswith(MEAN):
-            (low, at_low), (high, at_high) = min(finite), max(finite)
-            first, last = (
-                f"{show(finite[0][0])} at step {finite[0][1]}",
-                f"{show(finite[-1][0])} at step {finite[-1][1]}",
+    for line in figure.curves:
+        finite = line.places(finite=True)
+        if finite:
+            first, last, lowest, highest = (
+                f"{show(value)} at step {step}" for value, step in (finite[0], finite[-1], min(finite), max(finite))
             )
-            ends = f"lowest {show(low)} at step {at_low}, highest {show(high)} at step {at_high}"
-            sentences.append(f"{line.name}: from {first} to {last}; {ends}.")
+            sentences.append(f"{line.name}: from {first} to {last}; lowest {lowest}, highest {highest}.")
     return " ".join(sentences)
 
 

@@ -81,18 +81,15 @@ def _drawing(figure: Figure) -> Markup:
 def _table(figure: Figure) -> facts.Table:
     """A chart as a table. A curve's rows are its first and last values, its lowest and highest, and some between."""
     if figure.bars:
-        parts = list(dict.fromkeys(name for bar in figure.bars for name in bar.parts))
-        return [figure.unit, *(bar.name for bar in figure.bars)], [
-            [part, *(bar.parts.get(part) for bar in figure.bars)] for part in parts
-        ]
-    lines = [line for line in figure.lines if not line.name.endswith(figures.MEAN)]
+        parts = dict.fromkeys(name for bar in figure.bars for name in bar.parts)
+        rows = [[part, *(bar.parts.get(part) for bar in figure.bars)] for part in parts]
+        return [figure.unit, *(bar.name for bar in figure.bars)], rows
     steps: dict[int, dict[str, float]] = {}
-    for line in lines:
-        for place in charts.kept(line.values, max(4, facts.ROWS // len(lines))):
+    for line in figure.curves:
+        for place in charts.kept(line.values, max(4, facts.ROWS // len(figure.curves))):
             steps.setdefault(line.points[place][0], {})[line.name] = line.values[place]
-    return ["step", *(line.name for line in lines)], [
-        [step, *(steps[step].get(line.name) for line in lines)] for step in sorted(steps)
-    ]
+    names = [line.name for line in figure.curves]
+    return ["step", *names], [[step, *map(steps[step].get, names)] for step in sorted(steps)]
 
 
 def write_files(records: list[Record], folder: Path) -> list[Path]:

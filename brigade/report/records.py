@@ -19,6 +19,10 @@ from ..train.run import events, on_disk, status, typed
 
 # Plain Transformers' name of a figure -> Brigade's, where they differ.
 OTHER_NAMES = {"num_input_tokens_seen": "tokens", "train_tokens_per_second": "tokens_per_second"}
+SECTIONS = ("model", "data", "training", "cluster")  # of a recipe
+_SECTIONS: dict[str, typed.Fields] = {name: {} for name in SECTIONS} | {
+    "run": typed.RUN | {"prediction": typed.is_table}
+}
 Entry = Fields  # of a log
 
 
@@ -48,14 +52,17 @@ class Record:
     @property
     def run(self) -> Fields:
         """run.yaml's record of what was resolved; {} where there is none."""
-        record = self.settings.get("run")
-        return record if isinstance(record, dict) else {}
+        return self.settings.get("run", {})
+
+    @property
+    def training(self) -> Fields:
+        """The recipe's section of that name; {} where there is none."""
+        return self.settings.get("training", {})
 
     @property
     def objective(self) -> str:
         """What the run learns, by the recipe's name; runs of earlier versions learn answers."""
-        training = self.settings.get("training")
-        return str(training.get("objective", SFT)) if isinstance(training, dict) else SFT
+        return str(self.training.get("objective", SFT))
 
     @property
     def verdict(self) -> tuple[str, str]:
@@ -139,7 +146,7 @@ def _settings(record: Record) -> Fields:
         return {}
     try:
         document = runs.read_yaml(path)
-        return document | {"run": typed.kept(document["run"], typed.RUN)} if "run" in document else document
+        return document | {name: typed.kept(document[name], of) for name, of in _SECTIONS.items() if name in document}
     except UserError as error:
         record.notes.append(f"{error.place}: {error.problem}.")
         return {}
@@ -198,29 +205,26 @@ def _take_log(record: Record, log: list[Entry]) -> None:
 
 def _take_events(record: Record) -> None:
     """Add steps and evaluations with their times. A run that went back to a checkpoint has trained the later steps again."""
-    steps = {entry["step"]: entry for entry in record.steps}
-    evaluations = {entry["step"]: entry for entry in record.evaluations}
-    from_events: tuple[set[int], set[int]] = set(), set()
+    entries = {"step": record.steps, "evaluation": record.evaluations}
+    logged = {kind: {entry["step"]: entry for entry in of_kind} for kind, of_kind in entries.items()}
+    at = {kind: dict(of_kind) for kind, of_kind in logged.items()}
+    from_events: dict[str, set[int]] = {kind: set() for kind in at}
     began = next((when for line in record.events if (when := seconds_of(line)) is not None), None)
     for line in record.events:
-        step, when = line.get("step"), seconds_of(line)
-        if isinstance(step, bool) or not isinstance(step, int):
+        step, when, kind = line.get("step"), seconds_of(line), line.get("event")
+        if step is None:
             continue
         since = None if when is None or began is None else when - began
-        if line.get("event") == "started":
-            for entries, known in zip((steps, evaluations), from_events, strict=True):
+        if kind == "started":
+            for which, known in from_events.items():
                 for later in [each for each in known if each > step]:
                     known.discard(later)
-                    entries.pop(later, None)
-        elif line.get("event") == "step":
-            steps[step] = steps.get(step, {}) | line | {"seconds": since}
-            from_events[0].add(step)
-        elif line.get("event") == "evaluation":
-            entry = evaluations.get(step, {}) | line | {"seconds": since, "took": line.get("seconds")}
-            evaluations[step] = entry
-            from_events[1].add(step)
-    record.steps = [steps[step] for step in sorted(steps)]
-    record.evaluations = [evaluations[step] for step in sorted(evaluations)]
+                    at[which].pop(later, None)
+        elif kind in at:
+            took = {"took": line.get("seconds")} if kind == "evaluation" else {}
+            at[kind][step] = logged[kind].get(step, {}) | line | {"seconds": since} | took
+            from_events[kind].add(step)
+    record.steps, record.evaluations = ([of_kind[step] for step in sorted(of_kind)] for of_kind in at.values())
     _count_tokens(record)
 
 
@@ -244,7 +248,7 @@ def seconds_of(line: Entry) -> float | None:
     """The time of an event in seconds since 1970."""
     try:
         return datetime.fromisoformat(line["time"]).timestamp()
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, ValueError):
         return None
 
 
@@ -268,7 +272,7 @@ def attempts(record: Record) -> list[Attempt]:
     for line in record.events:
         when, kind = seconds_of(line), line.get("event")
         if kind == "started":
-            step = line["step"] if isinstance(line.get("step"), int) else 0
+            step = line.get("step", 0)
             idle = when - last if starts and when is not None and last is not None else 0.0
             hosts = ", ".join(map(str, line.get("hosts") or []))
             lost = max(0, reached - step) if starts else 0
@@ -276,8 +280,8 @@ def attempts(record: Record) -> list[Attempt]:
             reached = step
         elif kind in ("failed", "fault", "stopped") and starts:
             starts[-1].ended_by = str(line.get("text") or line.get("what") or f"stopped by {line.get('by', '?')}")
-        elif kind == "step" and isinstance(line.get("step"), int):
-            reached = line["step"]
+        elif kind == "step":
+            reached = line.get("step", reached)
         last = when if when is not None and kind not in ("fault", "restart", "failed") else last
     return starts
 

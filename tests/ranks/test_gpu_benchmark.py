@@ -99,7 +99,7 @@ def test_packed_samples_are_equal_to_each_alone(family, how):
     row = gpu_attention.compare(family, how)
     assert row["status"] == "ok", row["reason"]
     for off in row["differences"].values():
-        assert off["moved"] == 0 and 0 < off["logits"] <= off["logits_allowed"] < 0.1
+        assert off["moved"] == 0 and 0 < off["logits"] <= off["logits_allowed"] < 0.2
 
 
 @pytest.mark.parametrize("how", ["eager", "varlen"])
@@ -108,8 +108,8 @@ def test_samples_that_see_each_other_are_caught(how, monkeypatch):
     monkeypatch.setattr(collate, "positions", lambda lengths, _: positions(lengths.sum(keepdims=True)))
     monkeypatch.setattr(collate, "cumulative", lambda lengths, _: cumulative(lengths.sum(keepdims=True)))
     row = gpu_attention.compare("qwen3", how)
-    assert row["status"] == "failed" and "bf16 logits" in row["reason"] and "autocast gradients" in row["reason"]
-    assert "a sample moves another" in row["reason"]
+    assert row["status"] == "failed" and "bf16: logits" in row["reason"] and "; autocast: logits" in row["reason"]
+    assert "gradients are off" in row["reason"] and "a sample moves another" in row["reason"]
 
 
 # ---- FLOPs, by hand ----------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from brigade.plan.runs import prediction
 from brigade.plan.shape.find import named_shape
 from brigade.train.data.collate import About
 from brigade.train.distributed import ranks
+from brigade.train.host.cluster import World
 from brigade.train.run.directory import Kernels
 from brigade.train.watch import throughput as meters
 
@@ -156,8 +157,12 @@ def test_a_round_that_no_measured_step_ends_is_not_predicted(monkeypatch, every,
     found = Job(named_shape("qwen3-0.6b"), 128, replicas=Replicas(2, every))
     recipe = SimpleNamespace(model=SimpleNamespace(use_peft=False))
     settings = SimpleNamespace(with_training=lambda **_: SimpleNamespace(recipe=recipe))
-    monkeypatch.setattr(job_of_run, "job_of_run", lambda *_, **__: found)
-    world = SimpleNamespace(size=1, local_size=1)
-    run = SimpleNamespace(settings=settings, kernels=Kernels(), strategy=None, batch=None, world=world)
+    asked = []
+    monkeypatch.setattr(job_of_run, "job_of_run", lambda *given, **_: asked.append(given) or found)
+    world = World(0, 0, 4, 4, "here", "torchrun")  # as before the ranks are divided into replicas
+    run = SimpleNamespace(
+        settings=settings, kernels=Kernels(), strategy=None, batch=None, world=world, replica=world.part(2)
+    )
     config = SimpleNamespace(to_dict=dict, _attn_implementation="sdpa")
     assert prediction.planned_job(run, config, 0, "H200").replicas == Replicas(2, counted)
+    assert asked[0][3:5] == (2, 4), "the ranks of a replica, and those of a host"

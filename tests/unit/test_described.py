@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from benchmarks import architectures, architectures_tables
 from brigade.plan.costs.estimate import estimate
@@ -13,7 +14,7 @@ from brigade.plan.costs.layer import layer_ops
 from brigade.plan.shape import from_code as shape_from_code
 from brigade.plan.shape.built import build, decoder_layers
 from brigade.plan.shape.find import described
-from brigade.plan.shape.from_config import shape_of
+from brigade.plan.shape.from_config import shape_of, windows
 from brigade.plan.shape.lora import lora_parameters
 from brigade.plan.shape.model_shape import FAMILIES
 from testing.small_configs import EXPERTS, LENGTH, NEOX, OLD, SMALL
@@ -79,6 +80,21 @@ def test_measured_and_known_shapes_agree(family, values):
         assert getattr(known, name) == getattr(seen, name), name
     assert known.family.gated == seen.family.gated and known.family.layer_norm == seen.family.layer_norm
     assert lora_parameters(known, 8) == lora_parameters(seen, 8)
+
+
+@pytest.mark.parametrize("kind", [*FAMILIES])
+def test_a_window_is_in_the_layers_in_which_transformers_has_it(kind):
+    document = {"model_type": kind, "num_hidden_layers": 8, "sliding_window": 16}
+    known = AutoConfig.for_model(**document)
+    layers = (getattr(known, "layer_types", None) or ["sliding_attention"] * 8).count("sliding_attention")
+    assert windows(document, 8, family=FAMILIES[kind])[1] == (layers if known.sliding_window else 0)
+
+
+def test_a_window_that_nothing_places_is_refused(mistake):
+    document = {"model_type": "qwen2", "sliding_window": 16, "use_sliding_window": True, "max_window_layers": 3}
+    assert "layer_types" in mistake(windows, document, 8, family=FAMILIES["qwen2"])
+    listed = document | {"layer_types": ["full_attention"] * 3 + ["sliding_attention"] * 5}
+    assert windows(listed, 8, family=FAMILIES["qwen2"]) == (16, 5)
 
 
 def test_a_name_with_three_letters_of_a_state_space_model_is_none():

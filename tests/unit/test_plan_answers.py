@@ -9,6 +9,7 @@ import yaml
 
 from benchmarks import questions
 from brigade.__main__ import main
+from brigade.plan.choice import goals
 from brigade.plan.choice.explain import reason
 from brigade.plan.choice.goals import Answer, answer, pick, price
 from brigade.plan.choice.search import candidates, chosen
@@ -50,6 +51,14 @@ def test_goals_and_deadlines_choose_the_size():
     assert kept.slow_hours(2e9) <= hours and "at the slow end of the interval, which the deadline is judged by" in said
     _, (said,) = pick(whole, "", hours / 10, 2e9)
     assert said.startswith("No size of this cluster is sure to keep the deadline")
+
+
+def test_halves_of_a_cluster_of_any_size_are_tried(monkeypatch):
+    asked = []
+    monkeypatch.setattr(goals, "answer", lambda _, cluster: asked.append(cluster) or Answer(None, cluster, [], None))
+    assert not [*goals.sizes(Workload(named_shape("qwen3-8b")), Cluster("GB200", 72, 1100), inside=True)]
+    assert [cluster.nodes for cluster in asked if cluster.node_size == 72] == [2**power for power in range(11)]
+    assert [cluster.gpus for cluster in asked if cluster.node_size < 72] == [1, 2, 4, 8, 16, 32, 64]
 
 
 def test_a_deadline_within_the_interval_is_not_kept():

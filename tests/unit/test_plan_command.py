@@ -241,6 +241,7 @@ def test_hours_are_those_of_the_epochs_of_the_recipes_own_data():
     ("data", {"dataset_name": "somebody/else"}),
     ("data", {"dataset_name": None, "train_file": "mine.jsonl"}),
     ("data", {"max_train_samples": 100}),
+    ("data", {"dataset_train_split": "test"}),
     ("training", {"max_steps": 10}),
 ])  # fmt: skip
 def test_data_that_nobody_has_counted_get_the_time_of_a_billion_tokens(section, keys):

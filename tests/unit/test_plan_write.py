@@ -294,6 +294,14 @@ def test_more_gpus_in_one_host_come_before_more_hosts():
     assert "GPUs instead of 1" in smallest_change(Workload(named_shape("llama-3.1-8b"), 4096, 8), bare)
 
 
+def test_more_hosts_help_where_slots_are_unequal_too():
+    uneven = Cluster.of("RTX 4090", [8, 7])
+    fsdp2 = tuple(choice for choice in CHOICES if choice.name == "FSDP2")
+    workload = Workload(named_shape("qwen3-32b"), 1024, uneven.batch(1), choices=fsdp2)
+    assert chosen(candidates(workload, uneven)) is None
+    assert "8 nodes instead of 2" in smallest_change(workload, uneven)
+
+
 def test_kernels_are_torchs_unless_asked(capsys):
     assert plan("qwen3-4b", "--gpu", "H100 80GB", "--method", "lora") == 0
     assert "--liger plans with it" in capsys.readouterr().out

@@ -53,6 +53,15 @@ def test_a_restart_replaces_the_steps_that_it_trained_anew_and_is_counted(run):
                               "or its host went away.")  # fmt: skip
 
 
+def test_figures_that_only_the_log_has_outlive_a_restart(run):
+    log = {"step": 200, "eval_loss": 0.7, "eval_rewards/accuracies": 0.9}
+    (run / "trainer_state.json").write_text(json.dumps({"log_history": [log]}))
+    append(run, event="started", step=180)
+    append(run, event="evaluation", step=200, loss=0.7)
+    last = read(run)[0].evaluations[-1]
+    assert (last["step"], last["loss"], last["rewards/accuracies"]) == (200, 0.7, 0.9)
+
+
 def test_the_verdict_of_a_run_that_failed_is_its_last_word(run):
     (run / "success.json").unlink()
     append(run, event="failed", step=200, text="rank 1 on node2: CUDA out of memory")
@@ -204,6 +213,38 @@ def test_what_the_data_cannot_tell_is_said(tmp_path):
     assert "different data" in refused
 
 
+@pytest.mark.parametrize("one, two, said", [
+    ({"objective": "dpo"}, {"objective": "ipo"}, "different losses (objective), which cannot"),
+    ({"objective": "dpo"}, {"objective": "dpo", "loss_type": "hinge"}, "different losses (loss_type), which cannot"),
+    ({"objective": "dpo"}, {"objective": "dpo", "beta": 0.5, "label_smoothing": 0.1},
+     "different losses (beta and label_smoothing), which cannot"),
+    ({"objective": "dpo"}, {"objective": "dpo", "beta": 0.1, "loss_type": "sigmoid"}, "has the lower loss"),  # the defaults
+    ({"objective": "dpo"}, {"objective": "dpo", "share_prompts": False, "reference": "model"}, "has the lower loss"),
+    ({"objective": "dpo"}, {"objective": "dpo", "reference": "a/model"}, "different losses (reference), which cannot"),
+    ({}, {"label_smoothing_factor": 0.1}, "has the lower loss"),  # held-out loss is the cross-entropy
+    ({}, {"neftune_noise_alpha": 5.0}, "has the lower loss"),  # noise is in training alone
+    ({}, {"objective": "distill", "teacher": "somebody/else"}, "has the lower loss"),
+])  # fmt: skip
+def test_losses_are_compared_where_they_are_the_same(tmp_path, one, two, said):
+    first = write_run(tmp_path / "one", changes={"training": one})
+    second = write_run(tmp_path / "two", lower=0.05, changes={"training": two})
+    conclusion, *reasons = comparing.verdict(*read(first, second))
+    assert said in conclusion
+    if {"label_smoothing_factor", "neftune_noise_alpha", "teacher"} & two.keys():
+        assert "Training loss: they minimise different losses" in reasons[0] and "95 % interval" in reasons[1]
+
+
+def test_held_out_losses_of_other_samples_are_not_compared(tmp_path):
+    one, two = write_run(tmp_path / "one"), write_run(tmp_path / "two", lower=0.05)
+    for run, counts in ((one, (2000,) * 21), (two, (9, *(5000,) * 20))):
+        lines, left = map(json.loads, (run / "events.jsonl").read_text().splitlines()), iter(counts)
+        counted = [line | ({"samples": next(left)} if line["event"] == "evaluation" else {}) for line in lines]
+        (run / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in counted))
+    conclusion, training, held_out = comparing.verdict(*read(one, two))
+    assert held_out == "Held-out loss: it is of 2,000 and 5,000 samples, and cannot be compared (max_eval_samples)."
+    assert conclusion == "two and one: two has the lower loss." and "95 % interval" in training
+
+
 def test_runs_with_other_batches_are_compared_at_the_same_tokens(tmp_path):
     one = write_run(tmp_path / "one", noise=0.001)
     two = write_run(tmp_path / "two", steps=400, noise=0.001, changes={"training": {"global_batch_size": 8}})
@@ -270,7 +311,12 @@ def test_the_commands_that_repeat_a_run_are_ones_that_exist(run):
     _, hosts, start = facts.repeat(record)
     assert hosts == r"printf '%s\n' 'node1 slots=1' 'node2 slots=1' > hostfile"
     assert start.startswith(f"python -m brigade launch {run}/run.yaml --hostfile hostfile --output_dir ")
-    record.run["replicas"] = 2  # of two ranks each
+    record.run["ranks"] = 3
+    _, hosts, start = facts.repeat(record)
+    assert (
+        hosts == "# write hostfile: node1 node2 had 3 slots in all, not as many each" and "--hostfile hostfile" in start
+    )
+    record.run.update(ranks=2, replicas=2)  # of two ranks each
     assert r"printf '%s\n' 'node1 slots=2' 'node2 slots=2' > hostfile" in facts.repeat(record)
     assert facts.summary(record)["ranks"].startswith("4 on node1, node2")
     assert ["ranks", "4"] in facts.surroundings(record)[1]

@@ -155,7 +155,7 @@ def smallest_change(workload: Workload, cluster: Cluster) -> str:
     sizes = (2, 4, 8) if cluster.nodes == 1 else ()
     larger = {f"{n} GPUs instead of {cluster.node_size}": on(node_size=n) for n in sizes if n > cluster.node_size}
     more = (2**power for power in range(1, 7))
-    larger |= {f"{n} nodes instead of {cluster.nodes}": on(nodes=n) for n in more if n > cluster.nodes}
+    larger |= {f"{n} nodes instead of {cluster.nodes}": on(nodes=n, all=0) for n in more if n > cluster.nodes}
     has = cluster.host_gib or device.host_gib * cluster.node_size
     lacks = any("--host_memory" in candidate.refused for candidate in ranked)
     memories = [gib for gib in (2**power for power in range(6, 12)) if lacks and gib > has]

@@ -14,7 +14,7 @@ from ...errors.tables import table
 from ...train.recipe.schema import Recipe
 from ..shape.lora import trained_parameters
 from .search import candidates, chosen, fastest
-from .workload import Candidate, Cluster, Workload
+from .workload import Candidate, Cluster, Workload, powers_below
 
 # Of hosts whose network nobody has measured.
 MEASURE = (
@@ -58,8 +58,8 @@ class Answer:
         result = self.winner.estimate if self.winner else None
         return self.hours(tokens) * result.time_interval()[1] / result.time.total if result else math.inf
 
-    def gpu_hours(self, tokens: float = BILLION) -> float:
-        return self.hours(tokens) * self.cluster.gpus
+    def gpu_hours(self) -> float:
+        return self.hours() * self.cluster.gpus
 
     @property
     def size(self) -> str:
@@ -77,7 +77,7 @@ def sizes(workload: Workload, cluster: Cluster, inside: bool) -> Iterator[Answer
     """Yield the answers for fewer hosts, and with `inside` for fewer GPUs on one host, where something fits."""
     smaller = [replace(cluster, nodes=number, all=0) for number in cluster.fewer]
     if inside:
-        smaller += [replace(cluster, nodes=1, all=0, node_size=2**p) for p in range(5) if 2**p < cluster.node_size]
+        smaller += [replace(cluster, nodes=1, all=0, node_size=gpus) for gpus in powers_below(cluster.node_size)]
     for fewer in smaller:
         try:
             smaller_answer = answer(workload, fewer)
@@ -176,7 +176,8 @@ def _against(one: Answer, other: Answer) -> str:
 def own_tokens(recipe: Recipe) -> float | None:
     """Return about how many tokens the recipe's epochs have; None where data_sets.yaml does not name its data set."""
     data, training = recipe.data, recipe.training
-    if training.max_steps > 0 or data.train_file or data.max_train_samples or data.dataset_name not in TOKENS:
+    in_part = data.train_file or data.max_train_samples or data.dataset_train_split != "train"
+    if training.max_steps > 0 or in_part or data.dataset_name not in TOKENS:
         return None
     return training.num_train_epochs * TOKENS[data.dataset_name]
 

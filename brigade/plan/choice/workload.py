@@ -152,6 +152,11 @@ def usual_comparison(objective: str, adapters: bool) -> Comparison:
     return Comparison(objective, known.rows, reference, reference == MODEL)
 
 
+def powers_below(number: int) -> list[int]:
+    """Return the powers of two below a number, 1 among them."""
+    return [2**power for power in range((number - 1).bit_length())]
+
+
 @dataclass(frozen=True)
 class Cluster:
     """GPUs of one kind on `nodes` nodes of `node_size`.
@@ -181,7 +186,7 @@ class Cluster:
     @property
     def fewer(self) -> list[int]:
         """The numbers of hosts to try beside all: half as many each time; where slots are unequal only the largest host."""
-        return [1] if self.all else [2**power for power in range(10) if 2**power < self.nodes]
+        return [1] if self.all else powers_below(self.nodes)
 
     def batch(self, micro: int, method: str = "full") -> int:
         """Return a global batch: 128 sequences, or more that divide over the GPUs, and if they stay few over fewer hosts' too.

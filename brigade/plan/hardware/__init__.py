@@ -132,18 +132,17 @@ def _gpu(kind: str, entry: Fields) -> Gpu:
 
 
 @functools.cache
-def usual_share(generation: str, without: frozenset[str] = frozenset()) -> float:
+def usual_share(generation: str) -> float:
     """Return the share of its dense peak that products reach in training on a card that no run was fitted to.
 
-    It is the median of its generation's fitted cards, or the least of all where there are none. without: kinds to leave out
+    It is the median of its generation's fitted cards, or the least of all where there are none.
     """
     shares: dict[str, set[float]] = {}
-    fitted = {kind: entry for kind, entry in table(CATALOGUE)["gpus"].items() if "sustained" in entry}
-    for kind, entry in fitted.items():
+    fitted = [entry for entry in table(CATALOGUE)["gpus"].values() if "sustained" in entry]
+    for entry in fitted:
         products = entry.get("matmul_tflops", CONSTANTS.matmul_share * entry["bf16_tflops"])
         share = entry["sustained"] * products / entry["bf16_tflops"]
-        if kind not in without:
-            shares.setdefault(entry["generation"], set()).add(share)
+        shares.setdefault(entry["generation"], set()).add(share)
     return statistics.median(shares.get(generation) or {min(map(min, shares.values()))})
 
 

@@ -167,7 +167,7 @@ def compare(run: Run, config: "PreTrainedConfig", trained: int, seen: dict[str, 
 def planned_job(run: Run, config: "PreTrainedConfig", trained: int, gpu: str) -> Job:
     """Return the run as the planner's Job."""
     recipe = run.settings.with_training(use_liger_kernel=run.kernels.use_liger_kernel).recipe
-    sizes = (run.world.size, run.world.local_size)
+    sizes = (run.replica.size, run.world.local_size)
     trained = trained if recipe.model.use_peft else 0
     place = "the model's config"
     job = job_of_run.job_of_run(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from ...errors import UserError, shown
 from ...errors.tables import Document
 from ...train.model.config_json import ALIASES
-from .model_shape import FAMILIES, ModelShape
+from .model_shape import FAMILIES, LLAMA, Family, ModelShape
 
 PUBLISHED = "take the config.json published with the model"
 LARGEST = 10**9  # no number of a config is above it
@@ -78,7 +78,7 @@ def shape_of(config: Document, place: str, name: str = "") -> ModelShape:
         biased = bool(text.get("attention_bias"))
         family = replace(family, qkv_bias=biased, out_bias=biased, mlp_bias=bool(text.get("mlp_bias")))
     family = replace(family, scaled=scales_logits(text))
-    window, windowed = windows(text, layers, place)
+    window, windowed = windows(text, layers, place, family)
     shared = text.get("shared_expert_intermediate_size")
     tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
     return ModelShape(
@@ -108,9 +108,10 @@ def scales_logits(text: Document) -> bool:
     return any(text.get(key) not in (None, 1) for key in SCALES)
 
 
-def windows(text: Document, layers: int, place: str = "config.json") -> tuple[int, int]:
-    """The sliding window, and how many layers have it."""
-    if not text.get("sliding_window") or text.get("use_sliding_window") is False:
+def windows(text: Document, layers: int, place: str = "config.json", family: Family = LLAMA) -> tuple[int, int]:
+    """The sliding window, and how many layers have it. Raises UserError where they contradict each other, or nothing tells which
+    layers it is."""
+    if not text.get("sliding_window") or not text.get("use_sliding_window", not family.window_asked):
         return 0, 0
     window, types = whole_number(text, "sliding_window", place), text.get("layer_types")
     if types is not None:
@@ -118,7 +119,10 @@ def windows(text: Document, layers: int, place: str = "config.json") -> tuple[in
             what_it_is = f"has {len(types)} entries" if isinstance(types, list) else f"is {shown(types)}, not a list"
             raise UserError(f"{place}: layer_types", f"it {what_it_is}, and the model {layers} layers", PUBLISHED)
         return window, sum(kind == "sliding_attention" for kind in types)
-    pattern = whole_number(text, "sliding_window_pattern", place, 6 if text.get("model_type") == "gemma3_text" else 1)
+    if family.window_asked:
+        problem = "the config does not state it, and without it nobody can tell which layers have the sliding window"
+        raise UserError(f"{place}: layer_types", problem, PUBLISHED)
+    pattern = whole_number(text, "sliding_window_pattern", place, family.full_every)
     return window, layers if pattern == 1 else layers - layers // pattern
 
 

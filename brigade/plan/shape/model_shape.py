@@ -36,6 +36,8 @@ class Family:
     v_norm: bool = False
     capped: bool = False
     scaled: bool = False
+    full_every: int = 1
+    window_asked: bool = False
 
     @property
     def staged(self) -> bool:

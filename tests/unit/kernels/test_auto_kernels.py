@@ -6,7 +6,7 @@ import pytest
 import transformers
 import yaml
 
-from brigade.kernels import auto, judging, models, paths, proofs, prove, worker
+from brigade.kernels import auto, judging, models, paths, proofs, prove, trials
 from brigade.train.engines.kernels import why_uncompiled
 from brigade.train.host.cluster import World
 from brigade.train.recipe.schema import BY_PROOF, identity, recorded
@@ -113,6 +113,20 @@ def test_a_set_that_was_tried_with_another_attention_is_not_taken(settled):
     assert kernels(settled(proof, *ALL, "--attn_implementation", "sdpa"))[0]
 
 
+def test_sets_that_a_recipe_had_tried_with_its_own_attention_are_tried_again_for_auto(settled, monkeypatch):
+    before = proof_of(with_="sdpa", **ATTENTION, **ALONE, **SETS, **OPTIMIZERS)
+    quick = proof_of(**ATTENTION, attention_alone=6.0, with_liger=5.0) | {"quick": True}
+    settings = settled(before, *ALL, answer=quick)
+    assert settings.asked[0]["attention"] == "auto" and kernels(settings)[:2] == (True, False)
+    assert not settled(None, *ALL).asked, "the next run has its answer"
+    jobs = []
+    monkeypatch.undo()
+    monkeypatch.setattr(proofs, "device", lambda index=0: H100)
+    monkeypatch.setattr(prove, "_work", lambda job, *_: jobs.append(job) or True)
+    prove.on_this_host(models.as_json(written()), SHAPES, True, known=before, kinds=("attention", "liger", "set"))
+    assert jobs[-1]["attention"] == "varlen" and "attention_alone" in jobs[-1]["prove"]
+
+
 def test_a_proof_of_another_driver_is_not_used(settled):
     proofs.write(proof_of(device=H100 | {"driver": "550.54.14"}, **ATTENTION, **ALONE, **SETS))
     settings = settled(None, *ALL)
@@ -199,7 +213,7 @@ def test_two_changes_that_are_right_alone_and_wrong_together_are_found():
     events = []
     job = {"config": models.as_json(written()), "shapes": SHAPES | {"dtype": "fp32"}, "device": "cpu", "rows": rows}
     todo = ["one_half", "other_half", "attention_alone", "with_one", "with_halves"]
-    worker.Worker(job | {"prove": todo, "time": [], "rounds": 1, "attention": "varlen"}, events.append).run()
+    trials.Trials(job | {"prove": todo, "time": [], "rounds": 1, "attention": "varlen"}, events.append).run()
     status = {event["path"]: event["status"] for event in events if event.get("stage") == "prove" and "path" in event}
     assert status == dict.fromkeys(todo, "proven") | {"with_halves": "wrong"}
 

@@ -1,6 +1,7 @@
 """Which kernels are taken: a proof is for what it was made with, and what is slow is left."""
 
 import multiprocessing
+from pathlib import Path
 
 import pytest
 import transformers
@@ -93,6 +94,17 @@ def test_other_versions_shapes_and_models_have_proofs_of_their_own(monkeypatch):
     monkeypatch.setattr(proofs, "versions", lambda: {**before, "torch": "99.0"})
     found, note = proofs.read(proofs.key(config(), SHAPES, A100))
     assert found is None and f"torch {before['torch']}" in note and "now 99.0" in note
+
+
+@pytest.mark.parametrize("file", [
+    "kernels/compare.py", "train/data/collate.py", "train/model/packed_samples.py",
+    "train/model/attention.py", "train/engines/kernels.py",  # which paths.yaml names
+])  # fmt: skip
+def test_a_proof_holds_for_the_code_that_it_was_made_with(file, monkeypatch):
+    before, read = proofs.versions()["code"], Path.read_bytes
+    changed = Path(proofs.__file__).parents[1] / file
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b"#" * (path == changed))
+    assert proofs.versions.__wrapped__()["code"] != before
 
 
 @pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), OSError("no")])

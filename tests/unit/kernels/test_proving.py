@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from brigade.__main__ import main
-from brigade.kernels import judging, models, paths, proofs, prove, steps, worker
+from brigade.kernels import judging, models, paths, proofs, prove, steps, trials
 from brigade.train.model import attention, packed_samples
 from brigade.train.recipe.files import REPOSITORY
 from testing import faulty_kernels, marks
@@ -24,7 +24,7 @@ def tried(rows, family="llama", dtype="fp32", attention="eager", **values):
     """The last event of each path, of a worker in this process. attention: of paths that are tried with one"""
     events, values = [], ({} if dtype == "fp32" else NARROW.get(family, {})) | values
     job = {"config": config(family, **values), "shapes": SHAPES | {"dtype": dtype}, "device": "cpu", "rows": rows}
-    worker.Worker(job | {"prove": list(rows), "time": [], "rounds": 1, "attention": attention}, events.append).run()
+    trials.Trials(job | {"prove": list(rows), "time": [], "rounds": 1, "attention": attention}, events.append).run()
     return {event["path"]: event for event in events if "path" in event and event["stage"] == "prove"}
 
 
