@@ -60,7 +60,7 @@ _CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 
 def check_order(messages: list[Message]) -> None:
     """Raise BadRow for turns that do not alternate, results in another order than their calls, and a chat without an answer."""
-    before, asked, places = "", list[object](), list[int]()
+    before, asked, begin = "", list[Fields](), 0
     for number, message in enumerate(messages, 1):
         role = message["role"]
         if role in ("system", "developer"):
@@ -73,14 +73,27 @@ def check_order(messages: list[Message]) -> None:
             raise BadRow(problem, f"after {start} comes {then}: join or drop turns")
         before = role
         if role == "assistant":
-            asked, places = [call["id"] for call in message.get("tool_calls", ()) if "id" in call], []
-        elif message.get("tool_call_id") in asked:
-            places.append(asked.index(message.get("tool_call_id")))
-            if places != sorted(places):
-                problem = f"message {number} is the result of an earlier call than the one before it (tool_call_id)"
-                raise BadRow(problem, "give results in the order of their calls")  # most templates write no ids
+            asked, begin = message.get("tool_calls", []), 0
+        elif role == "tool" and len(asked) > 1:
+            begin = _behind(message, number, asked, begin)
     if not any(message["role"] == "assistant" for message in messages):
         raise BadRow("a dialogue without an assistant turn, so nothing is supervised", NO_ANSWER)
+
+
+def _behind(result: Message, number: int, calls: list[Fields], begin: int) -> int:
+    """Return the place behind the call of which message `number` is the result, by its id or else by its tool's name: `begin` or
+    later, where nothing tells `begin` itself. Raises BadRow for an earlier call's: most templates write neither."""
+    ids, names = [call.get("id") for call in calls], [call["function"]["name"] for call in calls]
+    for key, own in ("tool_call_id", ids), ("name", names):
+        given = result.get(key)
+        if given is not None and given in own:
+            if given in own[begin:]:
+                return own.index(given, begin) + 1
+            problem = (
+                f"message {number} is the result of an earlier call than the one before it, or of the same one ({key})"
+            )
+            raise BadRow(problem, "give each call's result once, in the order of the calls")
+    return begin
 
 
 def turns(

@@ -49,7 +49,7 @@ def _row(content: object, columns: Columns, rows: str) -> Row:
 
 
 def _is_pair(row: Row, rows: str) -> bool:
-    return rows == PAIRS or any(not says_nothing(row.content.get(row.name(key))) for key in BETTER)
+    return rows == PAIRS or any(row.has(key) and not says_nothing(row.content[row.name(key)]) for key in BETTER)
 
 
 def _flat(content: Fields) -> Fields:

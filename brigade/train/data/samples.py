@@ -90,12 +90,13 @@ class Templates(Protocol):
 
 
 def kind_of(row: Row) -> str:
-    """Return which of KINDS a row holds. Raises BadRow, listing what it has instead."""
-    for kind in KINDS:
-        if row.content.get(row.name(kind)) is not None:
+    """Return which of KINDS a row holds, first one that data.columns names. Raises BadRow, listing what it has instead."""
+    named = {"prompt" if key == "completion" else key for key in row.columns}
+    names = {kind: row.name(kind) for kind in sorted(KINDS, key=lambda kind: kind not in named) if row.has(kind)}
+    for kind, name in names.items():
+        if row.content[name] is not None:
             return kind
-    names = [row.name(kind) for kind in KINDS]
-    null = [name for name in names if name in row.content]
+    null = [*names.values()]
     if null:
         raise BadRow(f"{' and '.join(map(repr, null))} is null", f"give the row a value, or drop it; {NULLS}")
     there = ", ".join(map(repr, row.content)) or "nothing"
@@ -106,7 +107,7 @@ def kind_of(row: Row) -> str:
         offered = {"messages": chats[0]}
     pairs = ", ".join(f"{key}: {name}" for key, name in offered.items())
     cure = f"{{{pairs}}}" if pairs else "{messages: NAME}, {prompt: NAME, completion: NAME} or {text: NAME}"
-    problem = f"none of the columns {', '.join(map(repr, names))} here, only {there}"
+    problem = f"none of the columns {', '.join(repr(row.name(kind)) for kind in KINDS)} here, only {there}"
     raise BadRow(problem, f"name yours: columns: {cure}")
 
 
@@ -187,7 +188,7 @@ def pair(
         supervised; images: the row's, where images are read
     """
     prompt, completion = (turns_from_text(row.get(key), row.name(key)) for key in ("prompt", "completion"))
-    if completion is None and row.name("completion") in row.content:
+    if completion is None and row.has("completion"):
         raise BadRow(f"column {row.name('completion')!r} is null, so nothing is supervised", f"{NO_ANSWER}; {NULLS}")
     if completion is None:
         problem = f"a prompt without a column {row.name('completion')!r}, only {', '.join(map(repr, row.content))}"
@@ -203,6 +204,7 @@ def pair(
         completion = [{"role": "assistant", "content": completion}]
     before = turns(prompt, unread, row.name("prompt"), images)
     after = turns(completion, unread, row.name("completion"), images)
+    after = after[len(before) :] if after[: len(before)] == before else after  # a whole chat, as UltraFeedback's are
     if not any(message["role"] == "assistant" for message in after):
         raise BadRow("the completion has no assistant turn, so nothing is supervised", NO_ANSWER)
     return chat(row, before + after, len(before), templates, images)

@@ -130,11 +130,17 @@ def test_messages_that_contradict_themselves_are_refused(message, said):
 @pytest.mark.parametrize("calls, results, told", [
     (["a", "b"], ["b", "a"], True), (["a", "b"], ["a", "b"], False), (["a", "b"], ["b"], False), (["a", "b"], ["x", "a"], False),
     (["a", "a"], ["a", "a"], False), ([None, "b"], ["b", None], False), ([None, None], [None, None], False),
+    (["a", "b"], ["a", "a"], True), (["a"], ["a", "a"], False),
 ])  # fmt: skip
-def test_results_stand_in_the_order_of_their_calls(calls, results, told):
-    """Most templates write no ids: the model would read the one result as the other's."""
-    asked = answer(content=None, tool_calls=[{"id": name, "function": {"name": "f"}} for name in calls])
-    given = [{"role": "tool", "content": "r", "tool_call_id": name} for name in results]
+@pytest.mark.parametrize("key", ["tool_call_id", "name"])
+def test_results_stand_in_the_order_of_their_calls(calls, results, told, key):
+    """Most templates write neither ids nor names: the model would read the one result as the other's."""
+    functions = calls if key == "name" else ["f"] * len(calls)
+    asked = answer(
+        content=None,
+        tool_calls=[{"id": name, "function": {"name": own or "g"}} for name, own in zip(calls, functions, strict=True)],
+    )
+    given = [{"role": "tool", "content": "r", key: name} for name in results]
     whole = turns(
         [QUESTION, asked, *given, answer(content="x"), QUESTION, asked, *given[:1]], set()
     )  # places of their own

@@ -99,7 +99,8 @@ def test_an_aspect_may_differ_where_the_answer_that_is_better_is_known():
     ({"label": "model_b"}, "nothing"),
     ({"label": 0.5}, "nothing tells"), ({"is_chosen_better": 0}, "is the better one"),
     ({"overall_preference": 0}, "neither"), ({"reward_gap": -1.5}, "is the better one"), ({"labels": 0}, "is the better one"),
-    ({"scores": {"chosen": 3, "rejected": 8}}, "is the better one"), ({"choice": "rejected"}, "is the better one"),
+    ({"scores": {"chosen": 3, "rejected": 8}}, "is the better one"), ({"ratings": "[1, 5]"}, "is the better one"),
+    ({"rating": "[9, 8]", "order": '["rejected", "chosen"]'}, "is the better one"), ({"choice": "rejected"}, "is the better one"),
     ({"preference": 1.4}, "nothing tells"), ({"judgment": "[[B]]"}, "nothing tells"),
     ({"chosen_tools": [{"a": 1}]}, "tools of one of two answers"),
 ], ids=str)  # fmt: skip
