@@ -14,7 +14,7 @@ from . import image_places, keys
 from .arrow_values import DECODER
 from .row_images import TYPES, RowImages
 from .rows import BadRow, Message, not_text
-from .tool_calls import calls_of, from_json, one_of
+from .tool_calls import behind_its_call, calls_of, from_json, one_of, refuse_spelled
 
 # The names of roles: OpenAI's, ShareGPT's, and those of LLaMA-Factory and ms-swift for calls and their results.
 CALLS = ("function_call", "tool_call")
@@ -75,25 +75,9 @@ def check_order(messages: list[Message]) -> None:
         if role == "assistant":
             asked, begin = message.get("tool_calls", []), 0
         elif role == "tool" and len(asked) > 1:
-            begin = _behind(message, number, asked, begin)
+            begin = behind_its_call(message, number, asked, begin)
     if not any(message["role"] == "assistant" for message in messages):
         raise BadRow("a dialogue without an assistant turn, so nothing is supervised", NO_ANSWER)
-
-
-def _behind(result: Message, number: int, calls: list[Fields], begin: int) -> int:
-    """Return the place behind the call of which message `number` is the result, by its id or else by its tool's name: `begin` or
-    later, where nothing tells `begin` itself. Raises BadRow for an earlier call's: most templates write neither."""
-    ids, names = [call.get("id") for call in calls], [call["function"]["name"] for call in calls]
-    for key, own in ("tool_call_id", ids), ("name", names):
-        given = result.get(key)
-        if given is not None and given in own:
-            if given in own[begin:]:
-                return own.index(given, begin) + 1
-            problem = (
-                f"message {number} is the result of an earlier call than the one before it, or of the same one ({key})"
-            )
-            raise BadRow(problem, "give each call's result once, in the order of the calls")
-    return begin
 
 
 def turns(
@@ -258,6 +242,8 @@ def _message(message: Any, unread: set[str], images: RowImages | None) -> Messag
         content = ""
     if not isinstance(content, str):
         raise not_text(f"the content of {role!r}", content, "give each message a text content")
+    if calls:
+        refuse_spelled(content, calls)
     if "<" in content:
         marks = image_places.refuse_pictures(content, ROLES[role], images is not None)
         unread |= {f"{mark} in texts, read as letters" for mark in marks}

@@ -57,6 +57,7 @@ def test_arguments_of_a_call_in_any_spelling(call):
 @pytest.mark.parametrize("call", [
     {"name": "f"},
     {"name": "f", "result": {"x": 1}},
+    {"name": "f", "call_id": "1", "status": "completed"},
     {"name": "f", "arguments": None},
     {"name": "f", "arguments": ""},
     {"name": "f", "arguments": "{}"},
@@ -79,10 +80,24 @@ def test_a_call_without_arguments(call):
     ({"name": 3}, "without a function's name"),
     (3, "without a function's name"), ({"name": "f", "kwargs": {"x": 1}}, "has no arguments, and 'kwargs', which is not read"),
     ({"name": "f", "arguments": None, "params": '{"x": 1}'}, "'params'"),
-    ({"function": {"name": "f", "inputs": {"x": 1}}}, "'inputs'"),
+    ({"function": {"name": "f", "inputs": {"x": 1}}}, "'inputs'"), ({"name": "f", "city": "Rome"}, "and 'city', which"),
+    ({"function": {"name": "f", "days": 3}}, "'days'"), ({"name": "f", "arguments": "{}", "params": {"x": 1}}, "'params'"),
+    ({"function": {"name": "f", "arguments": "", "parsed_arguments": {"x": 1}}}, "'parsed_arguments'"),
 ], ids=str)  # fmt: skip
 def test_calls_that_contradict_themselves_are_refused(call, said):
     assert said in refusal(calls, call)
+
+
+@pytest.mark.parametrize("text", [
+    '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', "I look. <function=f></function>", '[TOOL_CALLS][{"name": "f"}]',
+    '<|python_tag|>{"name": "f"}', "<\uff5ctool\u2581calls\u2581begin\uff5c>f", "<|tool_calls_section_begin|>f",
+    '{"name": "f", "arguments": {}}',
+], ids=str)  # fmt: skip
+def test_a_call_that_the_text_beside_it_spells_is_refused(text):
+    """The template writes the call itself: the model would learn to call twice."""
+    call = {"name": "f", "arguments": {}}
+    assert "spells a call" in refusal(read, answer(content=text, tool_calls=[call]))
+    assert read(answer(content=text))["content"] == text and read(answer(content="I call f.", tool_calls=[call]))
 
 
 def test_unread_keys_of_calls_are_counted():

@@ -240,6 +240,30 @@ def test_a_template_that_reads_lists_of_parts_alone_gets_lists(chats):
     assert [text.text[begin:end] for begin, end in text.spans] == ["Here.</s>"]
 
 
+@pytest.mark.parametrize("roles", [
+    {"user"}, {"assistant"}, {"system"}, {"tool"}, {"user", "assistant"}, {"user", "tool"}, {"system", "user", "assistant"},
+    {"system", "user", "assistant", "tool"}, set(),
+], ids=lambda roles: "+".join(sorted(roles)))  # fmt: skip
+@pytest.mark.parametrize("other", ["{{ m.content }}", "{{ m.content + '' }}", "{{ m.content | tojson }}"])
+def test_a_template_that_reads_lists_of_some_roles_gets_lists_of_these(chats, roles, other):
+    """A list would be written as Python prints it, or a text as its letters, and both would be learned."""
+    content = f"{{% if m.role in {sorted(roles)} %}}{PARTS}{{% else %}}{other}{{% endif %}}"
+    behind = "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}{% endgeneration %}{% else %}"
+    whole = (
+        OPENING
+        + "{% if m.role == 'assistant' %}{% generation %}"
+        + content
+        + behind
+        + content
+        + "{% endif %}"
+        + CLOSING
+    )
+    turns = [{"role": "system", "content": "Briefly."}, *CALLS["a call"]]
+    text = convert({"messages": turns}, {}, chats(whole)).text
+    assert "'type'" not in text and '"type"' not in text
+    assert all(turn["content"] in text for turn in turns)
+
+
 @pytest.mark.parametrize("template", [CONCATENATES, WRITES_REPR])
 def test_a_template_that_reads_arguments_as_text_gets_json(chats, template):
     text = convert({"messages": CALLS["a call"]}, {}, chats(template))
