@@ -300,10 +300,20 @@ def test_weights_that_do_not_add_up(prepare, write, mistake, weights, said):
     assert "data.datasets" in message and said in message
 
 
+OF_SOURCES = {
+    "train_file": "a.jsonl", "validation_file": "h.jsonl", "columns": {"prompt": "question"}, "dataset_name": "who/what",
+    "dataset_config_name": "en", "dataset_revision": "main", "dataset_train_split": "train_sft", "dataset_test_split": "test_sft",
+}  # fmt: skip
+
+
 def test_sources_that_contradict_each_other(prepare, write, mistake):
     file = write("a.jsonl", chats("a", 4))
     assert "two sources are called 'a'" in mistake(prepare, datasets=[{"train_file": file}, {"train_file": file}])
-    assert "both datasets and" in mistake(prepare, datasets=[{"train_file": file}], train_file=file)
+    for key, value in OF_SOURCES.items():
+        message = mistake(prepare, datasets=[{"train_file": file}], **{key: value})
+        assert (
+            f"data.{key}" in message and f"datasets is given, too, whose sources have a {key} of their own" in message
+        )
     assert "datasets[1].train_file" in mistake(prepare, datasets=[{"train_file": file}, {"name": "b"}])
 
 
