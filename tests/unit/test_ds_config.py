@@ -117,6 +117,7 @@ def test_a_value_that_deepspeed_would_not_take(pick_config, mistake, path, value
 @pytest.mark.parametrize("config, at", [
     ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "fp16.enabled"),
     ({"gradient_allreduce_op": "sum"}, "gradient_allreduce_op"),
+    ({"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}, "torch_autocast.enabled"),
     ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
      "zero_optimization.offload_optimizer.ratio"),
 ])  # fmt: skip
