@@ -117,7 +117,6 @@ def test_a_value_that_deepspeed_would_not_take(pick_config, mistake, path, value
 @pytest.mark.parametrize("config, at", [
     ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "fp16.enabled"),
     ({"gradient_allreduce_op": "sum"}, "gradient_allreduce_op"),
-    ({"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}, "torch_autocast.enabled"),
     ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}},
      "zero_optimization.offload_optimizer.ratio"),
 ])  # fmt: skip
@@ -275,6 +274,14 @@ def test_writers_of_deepspeed_get_a_place_in_the_output_directory(tmp_path):
     for silent in ({"flops_profiler": {"enabled": True}}, {"tensorboard": {"enabled": False, "output_path": "x"}}):
         filled = fill(**silent)
         assert {name: filled[name] for name in silent} == silent
+
+
+@pytest.mark.parametrize("bf16", [True, False])
+def test_autocast_in_the_file_is_refused_for_it_hides_the_runs_precision(pick_config, mistake, bf16):
+    block = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
+    said = mistake(pick_config, ZERO3 | block, training={"bf16": bf16})
+    assert "ds.json: torch_autocast.enabled" in said and "whatever the recipe says" in said
+    assert pick_config(ZERO3 | {"torch_autocast": {"enabled": False}})
 
 
 def test_deepspeed_imports_no_module_of_a_strangers(pick_config, mistake):
