@@ -78,13 +78,8 @@ def test_two_keys_of_one_meaning_that_differ_are_said(document, tmp_path):
 
 def test_arguments_in_json_become_a_recipe(tmp_path, capsys):
     """As ms-swift and LLaMA-Factory read them."""
-    arguments = {
-        "model": "acme/base",
-        "torch_dtype": "bfloat16",
-        "max_length": 64,
-        "gradient_accumulation_steps": 8,
-        "x": 1,
-    }
+    arguments = {"model": "acme/base", "torch_dtype": "bfloat16", "max_length": 64, "x": 1}
+    arguments |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8}
     (tmp_path / "a.json").write_text(json.dumps(arguments))
     assert main(["lint", str(tmp_path / "a.json"), "--write", str(tmp_path / "new")]) == 0
     assert "x: nothing is like it here" in capsys.readouterr().out
