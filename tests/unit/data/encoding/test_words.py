@@ -174,6 +174,9 @@ def test_thoughts_in_another_format_are_counted(chats, template, own):
     ):
         assert not left_out(chats(template), user("a"), answer(text))
     assert left_out(chats("chatml", how="cut"), user("a"), answer("<reasoning>Hm.</reasoning>b"))
+    assert not left_out(chats(template, how="cut"), user("a"), answer("<think>Hm.</think>b")), (
+        "it is cut, and not learned"
+    )
     twice = answer("b", **{"reasoning_content" if own else "thinking": f"{own or '<think>'}\nHm."})
     assert "where the chat template writes its own" in left_out(chats(template), user("a"), twice)
     meant = chats(template, own_tokens=("<|begin_of_thought|>",))
