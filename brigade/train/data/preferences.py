@@ -77,6 +77,8 @@ def _pair(row: Row, unread: set[str], templates: Templates) -> tuple[Text, Text]
         whole = turns(answers[0], unread)
         begin = _behind_last_question(whole)
         prompt, answers[0] = whole[:begin], whole[begin:]
+        if not answers[0]:
+            raise BadRow(f"column {names[0]!r} ends with a question, and the better answer is to follow it", NO_ANSWER)
     _refuse_transcripts(names, answers, prompt)
     if isinstance(prompt, str) and all(isinstance(answer, str) for answer in answers):
         _refuse_repeated(prompt, answers)

@@ -252,6 +252,7 @@ def test_an_answer_of_which_nothing_is_learned_is_refused(encode):
     ({"prompt": "How warm?", "chosen": "Very."}, "no better and worse answer here, only 'prompt', 'chosen'", "rejected"),
     ({"prompt": "How warm?", "completion": "Very."}, "only 'prompt', 'completion'", '"chosen": ...'),
     ({"text": "It is warm."}, "no better and worse answer here, only 'text'", "columns: {chosen"), ({}, "only nothing", "write"),
+    ({"messages": [ASK], "rejected_response": "Less."}, "column 'messages' ends with a question", "add the answer"),
     ([1], "not an object of columns", "write"), (PLAIN | {"rejected_response": "Or."}, "'rejected_response' is one of", "ignore"),
     (PLAIN | {"label": False}, "column 'label' is False", "ignore"), (PLAIN | {"images": ["a.png"]}, "pictures", "ignore"),
     (PLAIN | {"context": "b"}, "column 'context' belongs to the question", "ignore"),
