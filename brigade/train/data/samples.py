@@ -285,18 +285,20 @@ def _history(row: Row) -> list[tuple[str, str]]:
 def chat(row: Row, whole: list[Message], begin: int, templates: Templates, images: RowImages | None = None) -> Text:
     """Return messages through the template, with what other columns say of the chat; supervised from message `begin` on.
     images: the row's, where images are read. Raises BadRow."""
-    whole = images.finish(whole) if images else whole
     name = row.name("system")
     system = turns_from_text(row.get("system"), name)
     if system:
         if not isinstance(system, str):
             raise not_text(f"column {name!r}", system, "give a text, or ignore the column")
+        if images:
+            images.text(system, "system")  # which is no place for an image
         first = whole[0]
         if first["role"] not in ("system", "developer"):
             whole, begin = [{"role": "system", "content": system}, *whole], begin + 1
         elif first["content"] != system:
             problem = f"column {name!r} and the {first['role']} turn say different things"
             raise BadRow(problem, f"keep one of them; to ignore the column: columns: {{ignore: {name}}}")
+    whole = images.finish(whole) if images else whole
     check_order(whole)
     if templates.last_turn_only:
         begin = max([begin, *(number for number, turn in enumerate(whole) if turn["role"] == "user")])
