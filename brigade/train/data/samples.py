@@ -290,11 +290,10 @@ def chat(row: Row, whole: list[Message], begin: int, templates: Templates, image
     if system:
         if not isinstance(system, str):
             raise not_text(f"column {name!r}", system, "give a text, or ignore the column")
-        if images:
-            images.text(system, "system")  # which is no place for an image
+        asks = turns([{"role": "system", "content": system}], row.said, name, images)
         first = whole[0]
         if first["role"] not in ("system", "developer"):
-            whole, begin = [{"role": "system", "content": system}, *whole], begin + 1
+            whole, begin = [*asks, *whole], begin + 1
         elif first["content"] != system:
             problem = f"column {name!r} and the {first['role']} turn say different things"
             raise BadRow(problem, f"keep one of them; to ignore the column: columns: {{ignore: {name}}}")
