@@ -271,14 +271,14 @@ def question(row: Row, prompt: str) -> str:
 def _history(row: Row) -> list[tuple[str, str]]:
     """Return the questions and answers before the prompt, as sets for Alpaca and LLaMA-Factory have them: all answers are
     learned."""
-    history = from_json(row.get("history") or [], row.name("history"))
+    history = row.get("history") or []
+    history = json_or(history, history) if isinstance(history, str) else history
     pairs = isinstance(history, list) and all(
         isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in history
     )
     if not pairs:
-        raise BadRow(
-            f"column {row.name('history')!r} is {shown(history)}", "give pairs of texts: [[question, answer], ...]"
-        )
+        cure = f"give pairs of texts: [[question, answer], ...]; or columns: {{ignore: {row.name('history')}}}"
+        raise BadRow(f"column {row.name('history')!r} is {shown(history)}, not the turns before the prompt", cure)
     return [(question, answer) for question, answer in history]
 
 

@@ -266,6 +266,7 @@ def test_an_answer_of_which_nothing_is_learned_is_refused(encode):
     (PLAIN | {"chosen": "Very.</s>"}, "the assistant turn ends with '</s>'", "without a template's marks"),
     ({"prompt": [user(ZEPHYR)], "chosen": [GOOD], "rejected": [BAD]}, "the user turn ends with '<|assistant|>'", "marks"),
     (PLAIN | {"history": ["a"]}, "column 'history' is ['a']", "pairs of texts"),
+    (PLAIN | {"history": "a"}, "column 'history' is 'a', not the turns before the prompt", "columns: {ignore: history}"),
     (PLAIN | {"chosen": "\ud800"}, r"the row has half a surrogate pair (\ud800)", "drop"),
     ({"prompt": [ASK, GOOD], "chosen": [GOOD], "rejected": [BAD]}, "roles do not alternate", "drop turns"),
 ], ids=str)  # fmt: skip
