@@ -93,8 +93,8 @@ def kind_of(row: Row) -> str:
     """Return which of KINDS a row holds, first one that data.columns names. Raises BadRow, listing what it has instead."""
     named = {"prompt" if key == "completion" else key for key in row.columns}
     names = {kind: row.name(kind) for kind in sorted(KINDS, key=lambda kind: kind not in named) if row.has(kind)}
-    for kind, name in names.items():
-        if row.content[name] is not None:
+    for kind, column in names.items():
+        if row.content[column] is not None:
             return kind
     null = [*names.values()]
     if null:
