@@ -102,7 +102,10 @@ def _columns_of_pair(row: Row) -> tuple[str, str]:
         raise _no_pair(row)
     better = row.there(BETTER[worse])
     if better is None:
-        problem = f"a column {row.name(worse)!r} without {' or '.join(repr(row.name(key)) for key in BETTER[worse])}"
+        names = [row.name(key) for key in BETTER[worse]]
+        problem = f"a column {row.name(worse)!r} without {' or '.join(map(repr, names))}"
+        if any(name in row.content for name in names):
+            problem += ", which data.columns names for something else"
         raise BadRow(problem, WRITE_A_PAIR)
     return better, worse
 
