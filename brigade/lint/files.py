@@ -155,6 +155,9 @@ def _kind_of_json(text: str) -> Kind | None:
     if "model_type" in document or "architectures" in document:
         return "model"
     known = [path for part in ("allowed", "removed", "deprecated") for path in key_table()[part] if "." not in path]
+    flat = document.keys() & _OUTSIDE - {*known}  # arguments of another tool, in JSON, which is YAML, too
+    if len(flat) > 2 and len(flat) >= len(document.keys() & known):
+        return "recipe"
     return "ds_config" if any(nearest(key, known) for key in document) else None
 
 

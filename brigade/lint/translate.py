@@ -19,11 +19,12 @@ from ..train.recipe.schema import SECTION_OF, SECTIONS, Recipe
 
 
 def write(theirs: Path, folder: Path) -> list[str]:
-    """Write folder/NAME, a recipe of the file NAME. Returns lines: what was written, and what has no equal, with what to do.
+    """Write folder/NAME, a recipe of the file NAME (NAME.yaml of NAME.json). Returns lines: what was written, and what has no
+    equal, with what to do.
 
     Raises UserError where the file cannot be read, or where one of its name is in the folder.
     """
-    path = folder / theirs.name
+    path = folder / (f"{theirs.stem}.yaml" if theirs.suffix == ".json" else theirs.name)
     if path.exists():
         raise UserError(str(path), "it is there already", "name another directory behind --write")
     recipe, left = translated(read_yaml(theirs), path)

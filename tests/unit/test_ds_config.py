@@ -276,6 +276,14 @@ def test_writers_of_deepspeed_get_a_place_in_the_output_directory(tmp_path):
         assert {name: filled[name] for name in silent} == silent
 
 
+@pytest.mark.parametrize("bf16", [True, False])
+def test_autocast_in_the_file_is_refused_for_it_hides_the_runs_precision(pick_config, mistake, bf16):
+    block = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
+    said = mistake(pick_config, ZERO3 | block, training={"bf16": bf16})
+    assert "ds.json: torch_autocast.enabled" in said and "whatever the recipe says" in said
+    assert pick_config(ZERO3 | {"torch_autocast": {"enabled": False}})
+
+
 def test_deepspeed_imports_no_module_of_a_strangers(pick_config, mistake):
     key = "torch_autocast.lower_precision_safe_modules"
     said = mistake(pick_config, changed(key, ["torch.nn.Linear", "os.path"]))

@@ -116,6 +116,8 @@ def test_a_thousand_hosts(check):
     ("compose.yaml", "services: {}\n", None),
     ("axolotl.yaml", "base_model: a\nbf16: auto\nfp16:\nlora_r: 8\n", "recipe"),
     ("trl.yaml", "model_name_or_path: a\nlearning_rate: 1e-4\nuse_peft: true\n", "recipe"),
+    ("swift.json", '{"model": "a", "torch_dtype": "bfloat16", "learning_rate": 1e-4, "lora_rank": 8}', "recipe"),
+    ("ds.json", '{"gradient_accumulation_steps": 1, "bf16": {}, "fp16": {}, "optimizer": {}}', "ds_config"),
     ("k8s.yaml", "name: a\nseed: 1\n", None),
     ("a.yaml", "mixed_precision: bf16\nnum_processes: 2\nfsdp_config: {}\n", "accelerate"),
 ])  # fmt: skip

@@ -1,5 +1,6 @@
 """`lint FILE --write DIR`: other tools' files as recipes, and what a run says of such a file."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,17 @@ def test_two_keys_of_one_meaning_that_differ_are_said(document, tmp_path):
     assert made["training"]["learning_rate"] == 1e-4
     assert "0.0001 by another key" in (left.get("lr") or left["learning_rate"])
     assert "lr" not in translated({"learning_rate": 1e-4, "lr": 1e-4}, tmp_path / "mine.yaml")[1]
+
+
+def test_arguments_in_json_become_a_recipe(tmp_path, capsys):
+    """As ms-swift and LLaMA-Factory read them."""
+    arguments = {"model": "acme/base", "torch_dtype": "bfloat16", "max_length": 64, "x": 1}
+    arguments |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8}
+    (tmp_path / "a.json").write_text(json.dumps(arguments))
+    assert main(["lint", str(tmp_path / "a.json"), "--write", str(tmp_path / "new")]) == 0
+    assert "x: nothing is like it here" in capsys.readouterr().out
+    recipe = flags.load(["--recipe", str(tmp_path / "new/a.yaml")]).recipe
+    assert recipe.model.model_name_or_path == "acme/base" and recipe.training.bf16
 
 
 def test_empty_keys_hide_nothing_that_comes_after_them(tmp_path):

@@ -24,7 +24,8 @@ _DIGITS = re.compile(r"\d+")
 # What may be a place in a spelling that nobody here knows, but for closing tags.
 _MAYBE = re.compile(
     r"<\|?(?! )[\w :#-]{0,40}(?:image|img|picture|photo|vision|media)[\w :#-]{0,40}\|?>|\{\{\s*(?:image|img)\w*\s*\}\}|"
-    r"<\|?(?:boi|im|pic|visual|vis_start)(?:[ _:#-]?\d{1,3})?\|?>|([$#%])(?:image|img|picture)\w{0,20}\1|"
+    r"\A\s*\{(?:image|img|picture)\w*\}|\{(?:image|img|picture)\w*\}\s*\Z|"
+    r"<\|?(?:boi|im|pic|visual|vis_start)(?:[ _:#-]?\d{1,3})?\|?>|(?P<around>[$%#])(?:image|img|picture)\w{0,20}(?P=around)|"
     r"&lt;(?:image|img)\w{0,20}&gt;|\b(?:image|img)_placeholder\b",
     re.IGNORECASE,
 )

@@ -108,17 +108,24 @@ class Row:
         """Return the source's own name of a column."""
         return str(self.columns.get(key, key))
 
+    def has(self, key: str) -> bool:
+        """Whether there is a column by our name. One that data.columns names for something else is not."""
+        name = self.name(key)
+        return name in self.content and (key in self.columns or name not in names_of(self.columns))
+
     def get(self, key: str) -> Any:
         """Return the value of a column by our name, which then counts as read; None where there is none."""
+        if not self.has(key):
+            return None
         name = self.name(key)
         self.asked.add(name)
-        if name in self._counted and name in self.content and self.content[name] is None:
+        if name in self._counted and self.content[name] is None:
             self.said.add(f"null in column {name!r}, read as no value")
-        return self.content.get(name)
+        return self.content[name]
 
     def there(self, keys: Iterable[str]) -> str | None:
         """Return the first of these columns that holds something, else the first that there is; None where there is none."""
-        names = [key for key in keys if self.name(key) in self.content]
+        names = [key for key in keys if self.has(key)]
         return next((key for key in names if not says_nothing(self.content[self.name(key)])), next(iter(names), None))
 
     def refuse_leftover(self) -> None:

@@ -14,7 +14,7 @@ from . import image_places, keys
 from .arrow_values import DECODER
 from .row_images import TYPES, RowImages
 from .rows import BadRow, Message, not_text
-from .tool_calls import calls_of, from_json, one_of
+from .tool_calls import calls_of, from_json, one_of, refuse_spelled
 
 # The names of roles: OpenAI's, ShareGPT's, and those of LLaMA-Factory and ms-swift for calls and their results.
 CALLS = ("function_call", "tool_call")
@@ -223,6 +223,8 @@ def _message(message: Any, unread: set[str], images: RowImages | None) -> Messag
         content = ""
     if not isinstance(content, str):
         raise not_text(f"the content of {role!r}", content, "give each message a text content")
+    if calls:
+        refuse_spelled(content, calls)
     if "<" in content:
         marks = image_places.refuse_pictures(content, ROLES[role], images is not None)
         unread |= {f"{mark} in texts, read as letters" for mark in marks}

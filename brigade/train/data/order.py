@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable
 
+from ...errors.tables import Fields
 from .rows import BadRow, Message
+from .tool_calls import behind_its_call
 
 MAY_FOLLOW = {"user": ("assistant",), "assistant": ("user", "tool"), "tool": ("tool", "assistant")}
 NO_ANSWER = "add the answer, or drop the row"
@@ -10,7 +12,7 @@ NO_ANSWER = "add the answer, or drop the row"
 
 def check_order(messages: list[Message]) -> None:
     """Raise BadRow for turns that do not alternate, results in another order than their calls, and a chat without an answer."""
-    before, asked, places = "", list[object](), list[int]()
+    before, asked, begin = "", list[Fields](), 0
     for number, message in enumerate(messages, 1):
         role = message["role"]
         if role in ("system", "developer"):
@@ -23,12 +25,9 @@ def check_order(messages: list[Message]) -> None:
             raise BadRow(problem, f"after {start} comes {then}: join or drop turns")
         before = role
         if role == "assistant":
-            asked, places = [call["id"] for call in message.get("tool_calls", ()) if "id" in call], []
-        elif message.get("tool_call_id") in asked:
-            places.append(asked.index(message.get("tool_call_id")))
-            if places != sorted(places):
-                problem = f"message {number} is the result of an earlier call than the one before it (tool_call_id)"
-                raise BadRow(problem, "give results in the order of their calls")  # most templates write no ids
+            asked, begin = message.get("tool_calls", []), 0
+        elif role == "tool" and len(asked) > 1:
+            begin = behind_its_call(message, number, asked, begin)
     if not any(message["role"] == "assistant" for message in messages):
         raise BadRow("a dialogue without an assistant turn, so nothing is supervised", NO_ANSWER)
 

@@ -40,7 +40,7 @@ def convert(content: object, columns: Columns, templates: Templates, rows: str) 
     if not isinstance(content, dict):
         raise BadRow(f"not an object of columns: {repr(content)[:60]}", WRITE_A_PAIR)
     row = Row(_flat(content), columns, rows)
-    is_pair = rows == PAIRS or any(not says_nothing(row.content.get(row.name(key))) for key in BETTER)
+    is_pair = rows == PAIRS or any(row.has(key) and not says_nothing(row.content[row.name(key)]) for key in BETTER)
     texts = _pair(row, templates) if is_pair else (_judged(row, templates),)
     row.refuse_leftover()
     return with_unread(row, *texts), *texts[1:]
@@ -71,6 +71,8 @@ def _pair(row: Row, templates: Templates) -> tuple[Text, Text]:
         whole = turns(answers[0], row.said)
         begin = behind_last_question(whole)
         prompt, answers[0] = whole[:begin], whole[begin:]
+        if not answers[0]:
+            raise BadRow(f"column {names[0]!r} ends with a question, and the better answer is to follow it", NO_ANSWER)
     _refuse_transcripts(names, answers, prompt)
     if isinstance(prompt, str) and all(isinstance(answer, str) for answer in answers):
         _refuse_repeated(prompt, answers)
@@ -95,7 +97,10 @@ def _columns_of_pair(row: Row) -> tuple[str, str]:
         raise _no_pair(row)
     better = row.there(BETTER[worse])
     if better is None:
-        problem = f"a column {row.name(worse)!r} without {' or '.join(repr(row.name(key)) for key in BETTER[worse])}"
+        names = [row.name(key) for key in BETTER[worse]]
+        problem = f"a column {row.name(worse)!r} without {' or '.join(map(repr, names))}"
+        if any(name in row.content for name in names):
+            problem += ", which data.columns names for something else"
         raise BadRow(problem, WRITE_A_PAIR)
     return better, worse
 

@@ -89,11 +89,11 @@ class Chats:
             raise UserError("the chat template", problem, cure)
         template = self.templates.for_tools() if tools else self.templates.template
         signs = () if learned is None else rendered.look(messages, self.control, self.around, self.end, self.own_tokens)
-        formats = thinking.in_another_format(messages, template, self.thinking, self.own_tokens)
-        signs += () if learned is None else tuple(sorted({*formats}))
         thoughts = 0
         if learned is not None and self.thinking == thinking.CUT:
             messages, thoughts = thinking.cut(messages)
+        formats = thinking.in_another_format(messages, template, self.thinking, self.own_tokens)
+        signs += () if learned is None else tuple(sorted({*formats}))
         if learned is not None and self.thinking == thinking.KEEP:
             thinking.refuse_own_switch(variables)
         try:

@@ -91,12 +91,13 @@ class Templates(Protocol):
 
 
 def kind_of(row: Row) -> str:
-    """Return which of KINDS a row holds. Raises BadRow, listing what it has instead."""
-    for kind in KINDS:
-        if row.content.get(row.name(kind)) is not None:
+    """Return which of KINDS a row holds, first one that data.columns names. Raises BadRow, listing what it has instead."""
+    named = {"prompt" if key == "completion" else key for key in row.columns}
+    names = {kind: row.name(kind) for kind in sorted(KINDS, key=lambda kind: kind not in named) if row.has(kind)}
+    for kind, column in names.items():
+        if row.content[column] is not None:
             return kind
-    names = [row.name(kind) for kind in KINDS]
-    null = [name for name in names if name in row.content]
+    null = [*names.values()]
     if null:
         raise BadRow(f"{' and '.join(map(repr, null))} is null", f"give the row a value, or drop it; {NULLS}")
     there = ", ".join(map(repr, row.content)) or "nothing"
@@ -107,7 +108,7 @@ def kind_of(row: Row) -> str:
         offered = {"messages": chats[0]}
     pairs = ", ".join(f"{key}: {name}" for key, name in offered.items())
     cure = f"{{{pairs}}}" if pairs else "{messages: NAME}, {prompt: NAME, completion: NAME} or {text: NAME}"
-    problem = f"none of the columns {', '.join(map(repr, names))} here, only {there}"
+    problem = f"none of the columns {', '.join(repr(row.name(kind)) for kind in KINDS)} here, only {there}"
     raise BadRow(problem, f"name yours: columns: {cure}")
 
 
@@ -184,7 +185,7 @@ def pair(row: Row, templates: Templates, learns_history: bool = True, images: Ro
     learns_history: whether answers in a column `history` are supervised; images: the row's, where images are read
     """
     prompt, completion = (turns_from_text(row.get(key), row.name(key)) for key in ("prompt", "completion"))
-    if completion is None and row.name("completion") in row.content:
+    if completion is None and row.has("completion"):
         raise BadRow(f"column {row.name('completion')!r} is null, so nothing is supervised", f"{NO_ANSWER}; {NULLS}")
     if completion is None:
         problem = f"a prompt without a column {row.name('completion')!r}, only {', '.join(map(repr, row.content))}"
@@ -200,6 +201,7 @@ def pair(row: Row, templates: Templates, learns_history: bool = True, images: Ro
         completion = [{"role": "assistant", "content": completion}]
     before = turns(prompt, row.said, row.name("prompt"), images)
     after = turns(completion, row.said, row.name("completion"), images)
+    after = after[len(before) :] if after[: len(before)] == before else after  # a whole chat, as UltraFeedback's are
     if not any(message["role"] == "assistant" for message in after):
         raise BadRow("the completion has no assistant turn, so nothing is supervised", NO_ANSWER)
     return chat(row, before + after, len(before), templates, images)
@@ -265,32 +267,33 @@ def question(row: Row, prompt: str) -> str:
 def _history(row: Row) -> list[tuple[str, str]]:
     """Return the questions and answers before the prompt, as sets for Alpaca and LLaMA-Factory have them: all answers are
     learned."""
-    history = from_json(row.get("history") or [], row.name("history"))
+    history = row.get("history") or []
+    history = json_or(history, history) if isinstance(history, str) else history
     pairs = isinstance(history, list) and all(
         isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in history
     )
     if not pairs:
-        raise BadRow(
-            f"column {row.name('history')!r} is {shown(history)}", "give pairs of texts: [[question, answer], ...]"
-        )
+        cure = f"give pairs of texts: [[question, answer], ...]; or columns: {{ignore: {row.name('history')}}}"
+        raise BadRow(f"column {row.name('history')!r} is {shown(history)}, not the turns before the prompt", cure)
     return [(question, answer) for question, answer in history]
 
 
 def chat(row: Row, whole: list[Message], begin: int, templates: Templates, images: RowImages | None = None) -> Text:
     """Return messages through the template, with what other columns say of the chat; supervised from message `begin` on.
     images: the row's, where images are read. Raises BadRow."""
-    whole = images.finish(whole) if images else whole
     name = row.name("system")
     system = turns_from_text(row.get("system"), name)
     if system:
         if not isinstance(system, str):
             raise not_text(f"column {name!r}", system, "give a text, or ignore the column")
+        asks = turns([{"role": "system", "content": system}], row.said, name, images)
         first = whole[0]
         if first["role"] not in ("system", "developer"):
-            whole, begin = [{"role": "system", "content": system}, *whole], begin + 1
+            whole, begin = [*asks, *whole], begin + 1
         elif first["content"] != system:
             problem = f"column {name!r} and the {first['role']} turn say different things"
             raise BadRow(problem, f"keep one of them; to ignore the column: columns: {{ignore: {name}}}")
+    whole = images.finish(whole) if images else whole
     check_order(whole)
     if templates.last_turn_only:
         begin = max(begin, behind_last_question(whole))

@@ -46,9 +46,10 @@ def check_together(settings: Settings) -> None:
     """Raise UserError where sources contradict each other or what stands beside them, and for weights that do not add up to 1."""
     data, place = settings.recipe.data, settings.place("datasets")
     several = data.datasets or []
-    if several and (data.dataset_name or data.train_file):
-        problem = "both datasets and dataset_name or train_file are given"
-        raise UserError(place, problem, "list every source in datasets")
+    given = [key for key, field in Source.model_fields.items() if getattr(data, key) != field.default]
+    if several and given:
+        problem = f"datasets is given, too, whose sources have a {given[0]} of their own, so nobody would read this one"
+        raise UserError(settings.place(given[0]), problem, "write it into each source of datasets that it is meant for")
     weights = [source.weight for source in several if source.weight is not None]
     if weights and len(weights) < len(several):
         problem = f"{len(several) - len(weights)} of {len(several)} sources have no weight"

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from .images import MARK
@@ -16,29 +16,46 @@ if TYPE_CHECKING:
 
 ASKED, ANSWERED = "Which one?", "That one."
 CHAT: list[Message] = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}]
+_FURTHER = "Number seven."  # said by a system's turn or a tool
 _ARGUMENTS = {"x": "y1"}
+_CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": _ARGUMENTS}}
+_WITH_SYSTEM: list[Message] = [{"role": "system", "content": _FURTHER}, *CHAT]
+_WITH_CALL: list[Message] = [
+    CHAT[0],
+    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+    {"role": "tool", "name": "f", "tool_call_id": "call00001", "content": _FURTHER},
+    CHAT[1],
+]
+_SIDES = [frozenset(roles) for roles in ((), ("user", "assistant"), ("user",), ("assistant",))]
 
 
 @dataclass(frozen=True)
 class Forms:
-    """lists: contents are lists of parts, as SmolVLM's and LLaVA-OneVision's templates read them, which show no texts
+    """lists: the roles whose contents are lists of parts: all of them in SmolVLM's and LLaVA-OneVision's templates, which show no
+        texts, and some in others
     json_arguments: the arguments of calls are JSON in a text, as OpenAI's are and as DeepSeek's templates read them
     images: MARKs in contents are images; else they are letters, as web pages have them
     """
 
-    lists: bool = False
+    lists: frozenset[str] = frozenset()
     json_arguments: bool = False
     images: bool = False
 
     def of(self, messages: list[Message]) -> list[Message]:
         """Return messages, whose contents are texts and whose arguments are objects, in these forms."""
-        messages = [turn | {"content": self._form(turn["content"])} for turn in messages]
+        messages = [turn | {"content": self._form(turn)} for turn in messages]
         return [_with_json(turn) for turn in messages] if self.json_arguments else messages
 
-    def _form(self, content: object) -> object:
-        if isinstance(content, str) and self.images and (self.lists or MARK in content):
+    def _form(self, turn: Message) -> object:
+        content, in_list = turn["content"], turn["role"] in self.lists
+        if isinstance(content, str) and self.images and (in_list or MARK in content):
             return in_parts(content)
-        return [{"type": "text", "text": content}] if isinstance(content, str) and self.lists else content
+        return [{"type": "text", "text": content}] if isinstance(content, str) and in_list else content
+
+    def both_of(self, *roles: str) -> list["Forms"]:
+        """Return these forms with lists of further roles and without, first as the user's are."""
+        both = [self, replace(self, lists=self.lists.union(roles))]
+        return both[::-1] if "user" in self.lists else both
 
 
 def of_tokenizer(tokenizer: "PreTrainedTokenizerBase", template: str) -> Forms:
@@ -52,27 +69,30 @@ def tried(render: Callable[[list[Message]], str], images: bool = False) -> Forms
     render: messages -> text; what it raises says that the template refuses them; images: of Forms
     """
 
-    def text_of(messages: list[Message], forms: Forms = Forms()) -> str:
+    def text_of(messages: list[Message], forms: Forms) -> str:
         with suppress(Exception):
             return render(forms.of(messages))
         return ""
 
-    def shows(forms: Forms) -> bool:
-        text = text_of(CHAT, forms)
-        return ASKED in text and ANSWERED in text
+    def taken(messages: list[Message], choices: list[Forms], *shown: str) -> Forms:
+        """Return the first of these forms in which all of these texts are shown, else the first."""
+        texts = ((forms, text_of(messages, forms)) for forms in choices)
+        return next((forms for forms, text in texts if all(_shows(text, one) for one in shown)), choices[0])
 
-    lists = not shows(Forms()) and shows(Forms(lists=True))
-    call = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": _ARGUMENTS}}
-    chat: list[Message] = [
-        CHAT[0],
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "name": "f", "tool_call_id": "call00001", "content": ANSWERED},
-        CHAT[1],
-    ]
-    as_object, as_text = (text_of(chat, Forms(lists, json_arguments)) for json_arguments in (False, True))
+    forms = taken(CHAT, [Forms(lists) for lists in _SIDES], ASKED, ANSWERED)
+    forms = taken(_WITH_SYSTEM, forms.both_of("system", "developer"), _FURTHER)
+    objects = taken(_WITH_CALL, forms.both_of("tool"), _FURTHER)
+    texts = taken(_WITH_CALL, replace(forms, json_arguments=True).both_of("tool"), _FURTHER)
+    as_object, as_text = text_of(_WITH_CALL, objects), text_of(_WITH_CALL, texts)
     written = json.dumps(_ARGUMENTS)
     refused = not as_object or (written not in as_object and repr(_ARGUMENTS) in as_object)
-    return Forms(lists, refused and written in as_text, images)
+    return replace(texts if refused and written in as_text else objects, images=images)
+
+
+def _shows(text: str, said: str) -> bool:
+    """Whether a rendered text has what was said, and not as Python or JSON spells a part of a list."""
+    (part,) = in_parts(said)
+    return said in text and repr(part) not in text and json.dumps(part) not in text
 
 
 def _with_json(message: Message) -> Message:

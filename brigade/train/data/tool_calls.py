@@ -1,22 +1,37 @@
 """Tool calls and definitions of tools in one form, OpenAI's, whichever of the usual keys a row has for them."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from ...errors import first_line, shown
 from ...errors.tables import Document, Fields
-from .arrow_values import DECODER
+from .arrow_values import DECODER, json_or
 from .keys import says_nothing
-from .rows import BadRow, Tools
+from .rows import BadRow, Message, Tools
 
 # Names of a call's arguments: OpenAI's, Llama's (and Cohere's), Anthropic's, LangChain's.
 ARGUMENTS = ("arguments", "parameters", "input", "args")
 # Names of the schema of what a tool takes: OpenAI's, Anthropic's, the Model Context Protocol's.
 SCHEMAS = ("parameters", "input_schema", "inputSchema")
 RESULTS = ("result", "results", "output", "response", "error")  # of a call, beside it
+# Of a call itself, beside its function.
+ABOUT = ("call_id", "tool_call_id", "status", "namespace", "description", "thought_signature", "extra_content")
 MAY_BE_NULL = ("default", "const", "enum", "example", "examples")  # keys of a schema
 KNOWN = frozenset(("id", "type", "index", "function", "name", *ARGUMENTS))  # keys of a call
+# What opens a call once a template has written it: Hermes', Llama 3's and 4's, Mistral's, DeepSeek's, Kimi's, MiniMax's, Qwen's.
+_SPELLED = re.compile(
+    r"<[|\uff5c]?(?:\w+:)?tool[_\u2581]calls?[\w\u2581]*[|\uff5c]?>|<function[=_]|<\|python_\w+\|>|\[TOOL_CALLS\]|<invoke name="
+)
+
+
+def refuse_spelled(content: str, calls: list[Fields]) -> None:
+    """Raise BadRow for a text beside calls that spells a call, which the template would write a second time."""
+    mark = _SPELLED.search(content)
+    if mark or (content.startswith("{") and json_or(None, content) in [call["function"] for call in calls]):
+        problem = f"the text beside a turn's tool_calls spells a call ({mark[0] if mark else shown(content)})"
+        raise BadRow(problem, "remove it from the content, which the chat template writes besides, or drop tool_calls")
 
 
 def calls_of(value: object, called: str, unread: set[str]) -> list[Fields]:
@@ -45,8 +60,8 @@ def _call(call: Any, unread: set[str]) -> Fields:
         for at, level in levels.items()
         if not says_nothing(level.get(key))
     }
-    if all(level.get(key) in (None, "") for level in levels.values() for key in ARGUMENTS):
-        _refuse_others(name, levels)
+    if not any(given.values()):
+        _refuse_others(name, levels, any(level.get(key) is not None for level in levels.values() for key in ARGUMENTS))
     arguments = one_of(given, f"of the call {name!r}") or {}
     refuse_what_json_lacks(arguments, f"the arguments of the call {name!r}")
     if holds_null(arguments):
@@ -61,12 +76,14 @@ def _call(call: Any, unread: set[str]) -> Fields:
     return rest | {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _refuse_others(name: str, levels: Mapping[str, Document]) -> None:
-    """Raise BadRow for a call without arguments by a known name, of which another key holds an object: kwargs, params."""
+def _refuse_others(name: str, levels: Mapping[str, Document], says_none: bool) -> None:
+    """Raise BadRow for a call without arguments by a known name, of which another key may hold them (kwargs, params), or be one
+    of them. says_none: whether its arguments are empty, and not missing: then only for an object under another key"""
     for level in levels.values():
         for key, value in level.items():
             holds = isinstance(value, dict) or (isinstance(value, str) and value.lstrip().startswith("{"))
-            if key not in KNOWN and key not in RESULTS and holds and not says_nothing(value):
+            known = key in KNOWN or key in RESULTS or key in ABOUT
+            if not known and not says_nothing(value) and (holds or not says_none):
                 problem = f"the call {name!r} has no arguments, and {key!r}, which is not read, seems to hold them"
                 raise BadRow(problem, f'write "arguments": {{...}} instead of {key!r}, {{}} for a call that has none')
 
@@ -86,6 +103,22 @@ def one_of(given: Document, of: str) -> Any:
     if other:
         raise BadRow(f"{first[0]} and {other} {of} contradict each other", f"keep one of them, as {first[0]}")
     return first[1]
+
+
+def behind_its_call(result: Message, number: int, calls: list[Fields], begin: int) -> int:
+    """Return the place behind the call of which message `number` is the result, by its id or else by its tool's name: `begin` or
+    later, where nothing tells `begin` itself. Raises BadRow for an earlier call's: most templates write neither."""
+    ids, names = [call.get("id") for call in calls], [call["function"]["name"] for call in calls]
+    for key, own in ("tool_call_id", ids), ("name", names):
+        given = result.get(key)
+        if given is not None and given in own:
+            if given in own[begin:]:
+                return own.index(given, begin) + 1
+            problem = (
+                f"message {number} is the result of an earlier call than the one before it, or of the same one ({key})"
+            )
+            raise BadRow(problem, "give each call's result once, in the order of the calls")
+    return begin
 
 
 def tool_definitions(tools: object, functions: object = None) -> Tools | None:

@@ -10,6 +10,7 @@ from typing import Any
 from ...errors import shown
 from ...errors.tables import Document
 from ..recipe.files import read_yaml
+from .arrow_values import json_or
 from .keys import Row, names_of, says_nothing
 from .rows import BadRow
 
@@ -232,6 +233,7 @@ class _Verdicts:
 
     def _scores(self, name: str, value: object) -> str | None:
         order = self.row.content.get("order", [BETTER, WORSE])  # argilla's, which says whose the numbers are
+        value, order = (json_or(one, one) if isinstance(one, str) else one for one in (value, order))  # of CSV
         if isinstance(value, dict):
             order, value = list(value), list(value.values())
         numbers = [_number(one) for one in value] if isinstance(value, list) and len(value) == 2 else []

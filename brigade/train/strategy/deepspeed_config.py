@@ -228,3 +228,7 @@ def against_recipe(config: Document, name: str, settings: Settings) -> Iterator[
     if value_at(config, "gradient_allreduce_op") == "sum":
         problem = "sum adds up the gradients of all ranks, but the recipe's learning rate is for their mean"
         yield Finding("ds-contradicts-recipe", name, "gradient_allreduce_op", problem, "remove the line")
+    if value_at(config, "torch_autocast.enabled") is True:
+        problem = "true here, which computes in half precision whatever the recipe says"
+        cure = "remove the block, and set bf16: true in the recipe"
+        yield Finding("ds-contradicts-recipe", name, "torch_autocast.enabled", problem, cure)

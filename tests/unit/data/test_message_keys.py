@@ -58,6 +58,7 @@ def test_arguments_of_a_call_in_any_spelling(call):
 @pytest.mark.parametrize("call", [
     {"name": "f"},
     {"name": "f", "result": {"x": 1}},
+    {"name": "f", "call_id": "1", "status": "completed"},
     {"name": "f", "arguments": None},
     {"name": "f", "arguments": ""},
     {"name": "f", "arguments": "{}"},
@@ -81,10 +82,24 @@ def test_a_call_without_arguments(call):
     (3, "without a function's name"), ({"name": "f", "kwargs": {"x": 1}}, "has no arguments, and 'kwargs', which is not read"),
     ({"name": "f", "arguments": "", "kwargs": {"x": 1}}, "has no arguments, and 'kwargs', which is not read"),
     ({"name": "f", "arguments": None, "params": '{"x": 1}'}, "'params'"),
-    ({"function": {"name": "f", "inputs": {"x": 1}}}, "'inputs'"),
+    ({"function": {"name": "f", "inputs": {"x": 1}}}, "'inputs'"), ({"name": "f", "city": "Rome"}, "and 'city', which"),
+    ({"function": {"name": "f", "days": 3}}, "'days'"), ({"name": "f", "arguments": "{}", "params": {"x": 1}}, "'params'"),
+    ({"function": {"name": "f", "arguments": "", "parsed_arguments": {"x": 1}}}, "'parsed_arguments'"),
 ], ids=str)  # fmt: skip
 def test_calls_that_contradict_themselves_are_refused(call, said):
     assert said in refusal(calls, call)
+
+
+@pytest.mark.parametrize("text", [
+    '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', "I look. <function=f></function>", '[TOOL_CALLS][{"name": "f"}]',
+    '<|python_tag|>{"name": "f"}', "<\uff5ctool\u2581calls\u2581begin\uff5c>f", "<|tool_calls_section_begin|>f",
+    '{"name": "f", "arguments": {}}',
+], ids=str)  # fmt: skip
+def test_a_call_that_the_text_beside_it_spells_is_refused(text):
+    """The template writes the call itself: the model would learn to call twice."""
+    call = {"name": "f", "arguments": {}}
+    assert "spells a call" in refusal(read, answer(content=text, tool_calls=[call]))
+    assert read(answer(content=text))["content"] == text and read(answer(content="I call f.", tool_calls=[call]))
 
 
 def test_unread_keys_of_calls_are_counted():
@@ -132,11 +147,17 @@ def test_messages_that_contradict_themselves_are_refused(message, said):
 @pytest.mark.parametrize("calls, results, told", [
     (["a", "b"], ["b", "a"], True), (["a", "b"], ["a", "b"], False), (["a", "b"], ["b"], False), (["a", "b"], ["x", "a"], False),
     (["a", "a"], ["a", "a"], False), ([None, "b"], ["b", None], False), ([None, None], [None, None], False),
+    (["a", "b"], ["a", "a"], True), (["a"], ["a", "a"], False),
 ])  # fmt: skip
-def test_results_stand_in_the_order_of_their_calls(calls, results, told):
-    """Most templates write no ids: the model would read the one result as the other's."""
-    asked = answer(content=None, tool_calls=[{"id": name, "function": {"name": "f"}} for name in calls])
-    given = [{"role": "tool", "content": "r", "tool_call_id": name} for name in results]
+@pytest.mark.parametrize("key", ["tool_call_id", "name"])
+def test_results_stand_in_the_order_of_their_calls(calls, results, told, key):
+    """Most templates write neither ids nor names: the model would read the one result as the other's."""
+    functions = calls if key == "name" else ["f"] * len(calls)
+    asked = answer(
+        content=None,
+        tool_calls=[{"id": name, "function": {"name": own or "g"}} for name, own in zip(calls, functions, strict=True)],
+    )
+    given = [{"role": "tool", "content": "r", key: name} for name in results]
     whole = turns(
         [QUESTION, asked, *given, answer(content="x"), QUESTION, asked, *given[:1]], set()
     )  # places of their own

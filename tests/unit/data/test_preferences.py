@@ -61,6 +61,11 @@ def learned(tokenizer, found):
     return [tokenizer.decode(found.tokens[a:b][found.supervised[a:b]]) for a, b in parts]
 
 
+def test_a_better_answer_that_the_recipe_names_for_something_else_is_no_better_answer(encode):
+    (_, error), *_ = encode(PLAIN, columns={"completion": "chosen"}).bad
+    assert error.args[0].endswith("'chosen', which data.columns names for something else")
+
+
 @pytest.mark.parametrize("row, columns, plain", [
     ({"prompt": [ASK], "chosen": [GOOD], "rejected": [BAD]}, {}, PLAIN),
     ({"prompt": [ASK], "chosen": GOOD, "rejected": "Less."}, {}, PLAIN),
@@ -252,6 +257,7 @@ def test_an_answer_of_which_nothing_is_learned_is_refused(encode):
     ({"prompt": "How warm?", "chosen": "Very."}, "no better and worse answer here, only 'prompt', 'chosen'", "rejected"),
     ({"prompt": "How warm?", "completion": "Very."}, "only 'prompt', 'completion'", '"chosen": ...'),
     ({"text": "It is warm."}, "no better and worse answer here, only 'text'", "columns: {chosen"), ({}, "only nothing", "write"),
+    ({"messages": [ASK], "rejected_response": "Less."}, "column 'messages' ends with a question", "add the answer"),
     ([1], "not an object of columns", "write"), (PLAIN | {"rejected_response": "Or."}, "'rejected_response' is one of", "ignore"),
     (PLAIN | {"label": False}, "column 'label' is False", "ignore"), (PLAIN | {"images": ["a.png"]}, "pictures", "ignore"),
     (PLAIN | {"context": "b"}, "column 'context' belongs to the question", "ignore"),
@@ -265,6 +271,7 @@ def test_an_answer_of_which_nothing_is_learned_is_refused(encode):
     (PLAIN | {"chosen": "Very.</s>"}, "the assistant turn ends with '</s>'", "without a template's marks"),
     ({"prompt": [user(ZEPHYR)], "chosen": [GOOD], "rejected": [BAD]}, "the user turn ends with '<|assistant|>'", "marks"),
     (PLAIN | {"history": ["a"]}, "column 'history' is ['a']", "pairs of texts"),
+    (PLAIN | {"history": "a"}, "column 'history' is 'a', not the turns before the prompt", "columns: {ignore: history}"),
     (PLAIN | {"chosen": "\ud800"}, r"the row has half a surrogate pair (\ud800)", "drop"),
     ({"prompt": [ASK, GOOD], "chosen": [GOOD], "rejected": [BAD]}, "roles do not alternate", "drop turns"),
 ], ids=str)  # fmt: skip

@@ -117,6 +117,37 @@ def test_columns_of_other_names(from_rows, prepare, write, tokenizer, mistake, r
     assert "none of the columns 'messages', 'prompt', 'text'" in message and repr(next(iter(row))) in message
 
 
+PAST = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b."}]
+ASKED = [*PAST, {"role": "user", "content": "c?"}]
+
+
+@pytest.mark.parametrize("row, columns, whole, learned", [
+    ({"messages": ASKED, "answer": "d."}, {"prompt": "messages", "completion": "answer"}, "assistant\nb.", "d."),
+    ({"prompt": "d.", "completion": "e."}, {"text": "prompt"}, "d.", "."),
+    ({"system": "c?", "answer": "d."}, {"prompt": "system", "completion": "answer"}, "<|im_start|>user\nc?", "d."),
+    ({"history": "c?", "answer": "d."}, {"prompt": "history", "completion": "answer"}, "<|im_start|>user\nc?", "d."),
+    ({"instruction": "c?", "input": "d."}, {"prompt": "instruction", "completion": "input"}, "user\nc?<|im_end|>", "d."),
+    ({"messages": PAST, "question": "c?", "answer": "d."}, {"prompt": "question", "completion": "answer"}, "user\nc?", "d."),
+    ({"messages": PAST, "body": "d."}, {"text": "body"}, "d.", "."),
+    ({"messages": PAST, "prompt": "c?", "answer": "d."}, {"completion": "answer"}, "user\nc?", "d."),
+], ids=str)  # fmt: skip
+def test_a_column_is_read_as_what_the_recipe_names_it(from_rows, write, tokenizer, row, columns, whole, learned):
+    """It is read as nothing else, and before what the recipe does not name."""
+    held = write("held2.jsonl", [row] * 2)
+    (sample,) = from_rows(row, columns=columns, chat_template="chatml", validation_file=held).train
+    assert words(tokenizer, sample) == f"{learned}<|im_end|>"
+    text = tokenizer.decode(sample["input_ids"])
+    assert text.startswith(whole) or (whole in text and text.count("c?") == 1)
+
+
+def test_a_completion_may_be_a_whole_chat_that_begins_with_its_prompt(from_rows, tokenizer):
+    """As UltraFeedback's better answers are."""
+    whole = [{"role": "user", "content": "c?"}, {"role": "assistant", "content": "d."}]
+    row = {"prompt": "c?", "chosen": whole, "rejected": whole, "messages": PAST}
+    (sample,) = from_rows(row, columns={"completion": "chosen", "ignore": "rejected"}, chat_template="chatml").train
+    assert tokenizer.decode(sample["input_ids"]).count("c?") == 1 and words(tokenizer, sample) == "d.<|im_end|>"
+
+
 def test_truncation_off(from_rows, tmp_path, mistake):
     long = {"prompt": "a", "completion": " b" * 40}
     assert from_rows(long, max_length=16).facts["cut"] == 1
@@ -269,10 +300,20 @@ def test_weights_that_do_not_add_up(prepare, write, mistake, weights, said):
     assert "data.datasets" in message and said in message
 
 
+OF_SOURCES = {
+    "train_file": "a.jsonl", "validation_file": "h.jsonl", "columns": {"prompt": "question"}, "dataset_name": "who/what",
+    "dataset_config_name": "en", "dataset_revision": "main", "dataset_train_split": "train_sft", "dataset_test_split": "test_sft",
+}  # fmt: skip
+
+
 def test_sources_that_contradict_each_other(prepare, write, mistake):
     file = write("a.jsonl", chats("a", 4))
     assert "two sources are called 'a'" in mistake(prepare, datasets=[{"train_file": file}, {"train_file": file}])
-    assert "both datasets and" in mistake(prepare, datasets=[{"train_file": file}], train_file=file)
+    for key, value in OF_SOURCES.items():
+        message = mistake(prepare, datasets=[{"train_file": file}], **{key: value})
+        assert (
+            f"data.{key}" in message and f"datasets is given, too, whose sources have a {key} of their own" in message
+        )
     assert "datasets[1].train_file" in mistake(prepare, datasets=[{"train_file": file}, {"name": "b"}])
 
 

@@ -40,6 +40,7 @@ def level(sign):
     "<|prompter|>Hi<|endoftext|><|assistant|>", "<|start|>user<|message|>Hi<|end|><|start|>assistant", "Instruct: Hi\nOutput:",
     "BEGINNING OF CONVERSATION: USER: Hi GPT:", "<reserved_106>Hi<reserved_107>", "<用户>Hi<AI>", "[Round 1]\n\n问：Hi\n\n答：",  # noqa: RUF001
     "<extra_id_0>System\n\n<extra_id_1>User\nHi\n<extra_id_1>Assistant\n",
+    "<SPECIAL_10>System\n\n<SPECIAL_11>User\nHi\n<SPECIAL_11>Assistant\n",
     "<s><|user_start|>Hi<|user_end|><|assistant_start|>", "[gMASK]<sop><|user|>\nHi<|assistant|>\n<think></think>",
     "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n", "Hi<｜Assistant｜></think>",  # noqa: RUF001
 ])  # fmt: skip
@@ -51,7 +52,7 @@ def test_a_rendered_question(text):
     "Very.</s>", "Very.<|im_end|>\n", "Very.<end_of_turn>", "Very.<|eot_id|>", "Very.<|endoftext|>", "<|assistant|>\nVery.",
     "<｜Assistant｜>Very.", "<|im_start|>assistant\nVery.", "<|user|>\nHi</s>\n<|assistant|>\nVery.", LLAMA + "Very.",  # noqa: RUF001
     "<|channel|>final<|message|>Very.<|return|>", "[INST] Hi [/INST] Very. </s>", "ASSISTANT: Very.</s>",
-    "Very.<|assistant_end|>", "Very.\n<extra_id_1>", "Very.<|endofturn|>",
+    "Very.<|assistant_end|>", "Very.\n<extra_id_1>", "Very.<|endofturn|>", "Very.\n<SPECIAL_12>",
 ])  # fmt: skip
 def test_a_rendered_answer(text):
     assert level(answer(text)) == "sure"

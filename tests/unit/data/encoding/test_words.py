@@ -174,6 +174,9 @@ def test_thoughts_in_another_format_are_counted(chats, template, own):
     ):
         assert not left_out(chats(template), user("a"), answer(text))
     assert left_out(chats("chatml", how="cut"), user("a"), answer("<reasoning>Hm.</reasoning>b"))
+    assert not left_out(chats(template, how="cut"), user("a"), answer("<think>Hm.</think>b")), (
+        "it is cut, and not learned"
+    )
     twice = answer("b", **{"reasoning_content" if own else "thinking": f"{own or '<think>'}\nHm."})
     assert "where the chat template writes its own" in left_out(chats(template), user("a"), twice)
     if own:
@@ -258,6 +261,30 @@ def test_a_letter_that_stands_for_images_elsewhere_is_a_letter_without_them(chat
     assert (
         not left_out(chats(template), *turns) and "a\ue001b" in convert({"messages": turns}, {}, chats(template)).text
     )
+
+
+@pytest.mark.parametrize("roles", [
+    {"user"}, {"assistant"}, {"system"}, {"tool"}, {"user", "assistant"}, {"user", "tool"}, {"system", "user", "assistant"},
+    {"system", "user", "assistant", "tool"}, set(),
+], ids=lambda roles: "+".join(sorted(roles)))  # fmt: skip
+@pytest.mark.parametrize("other", ["{{ m.content }}", "{{ m.content + '' }}", "{{ m.content | tojson }}"])
+def test_a_template_that_reads_lists_of_some_roles_gets_lists_of_these(chats, roles, other):
+    """A list would be written as Python prints it, or a text as its letters, and both would be learned."""
+    content = f"{{% if m.role in {sorted(roles)} %}}{PARTS}{{% else %}}{other}{{% endif %}}"
+    behind = "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}{% endgeneration %}{% else %}"
+    whole = (
+        OPENING
+        + "{% if m.role == 'assistant' %}{% generation %}"
+        + content
+        + behind
+        + content
+        + "{% endif %}"
+        + CLOSING
+    )
+    turns = [{"role": "system", "content": "Briefly."}, *CALLS["a call"]]
+    text = convert({"messages": turns}, {}, chats(whole)).text
+    assert "'type'" not in text and '"type"' not in text
+    assert all(turn["content"] in text for turn in turns)
 
 
 @pytest.mark.parametrize("template", [CONCATENATES, WRITES_REPR])

@@ -89,8 +89,10 @@ def test_a_path_in_the_text_needs_no_column(encode, shown):
     (given("<your_image_here> What?"), "<your_image_here> in a 'user' turn may be the place of an image"),
     (given("{{image}} What?"), "{{image}} in a 'user' turn may be the place"),
     (given("<photo>?"), "<photo> in a 'user' turn may be"),
+    (given("What?\n{image_1}"), "{image_1} in a 'user' turn may be the place"),
     *[(given(f"{mark} What?"), "in a 'user' turn may be the place") for mark in
-      ("<visual_1>", "<pic>", "<boi>", "$IMAGE$", "IMAGE_PLACEHOLDER", "![](a.png)", "<img src='a.png'>", "[img]a.png[/img]")],
+      ("<visual_1>", "<pic>", "<boi>", "$IMAGE$", "#image#", "{image}\n", "IMAGE_PLACEHOLDER",
+       "![](a.png)", "<img src='a.png'>", "[img]a.png[/img]")],
     ({"messages": [asked({"type": "image", "src": "a.png"}, text("?")), A]}, "seems to hold its image under 'src'"),
     ({"messages": [asked({"type": "image", "source": {"type": "base64", "data": PNG}}, text("?")), A]}, "'source'"),
     (given("<|vision_start|>What?"), "<|vision_start|> in a 'user' turn may be"),

@@ -70,7 +70,8 @@ def gif():
     ({"text": f"abc {IMAGE}"}, f"a text spells {IMAGE} out"),
     (answered(f"It is {IMAGE}."), f"a text spells out {IMAGE}"),
     (given(question="a\ue001"), "U+E001"),
-    (given("a.png", question="What?") | {"system": "\ue001"}, "writes 2 times <image>, and the row has 1 images"),
+    (given("a.png", question="What?") | {"system": "\ue001"}, "U+E001"),
+    (given("a.png", question="What?") | {"system": "Look at <image>."}, "<image> in a 'system' turn is none"),
 ])  # fmt: skip
 def test_places_that_do_not_fit(encode, problem, row, said):
     assert said in problem(encode(row))
