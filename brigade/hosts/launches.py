@@ -40,7 +40,7 @@ def records() -> list[Fields]:
     """The records of all launches whose logs are still there."""
     kept = []
     for path in sorted(cache_directory("launches").glob("*.json")):
-        with suppress(OSError, ValueError, RecursionError, KeyError):
+        with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
             record = json.loads(files.read(path))
             if Path(record["logs"]).exists() or alive(record):
                 kept.append(record)

@@ -141,8 +141,6 @@ class Trials:
 
     def _calls(self, kind: str, names: list[str], fastest: str) -> dict[str, Callable[[], None]]:
         """{path: a call to time}: a forward and backward pass, or a step of an optimizer."""
-        from . import compare, models, steps
-
         config, dtype = models.for_timing(self.config), compare.dtype_of(self.shapes["dtype"])
         calls: dict[str, Callable[[], None]] = {}
         model = None

@@ -106,15 +106,15 @@ class _Difference:
 
 
 def _held_out(first: Record, other: Record) -> _Difference:
-    """Compare the evaluations of as many samples as the last ones had: max_eval_samples may be another."""
-    samples = [
-        number(record.evaluations[-1].get("samples")) if record.evaluations else None for record in (first, other)
-    ]
+    """Compare the evaluations of as many samples as the last ones had: max_eval_samples may be another. What says no number,
+    as evaluations since the last checkpoint did once, is compared too."""
+    counts = [[number(entry.get("samples")) for entry in record.evaluations] for record in (first, other)]
+    samples = [next((count for count in reversed(of_one) if count is not None), None) for of_one in counts]
     if None not in samples and samples[0] != samples[1]:
         of_each = " and ".join(f"{count:,.0f}" for count in samples)
         return _Difference(f"Held-out loss: it is of {of_each} samples, and cannot be compared (max_eval_samples).")
     ours, theirs = (
-        [entry for entry in record.evaluations if number(entry.get("samples")) == count]
+        [entry for entry in record.evaluations if number(entry.get("samples")) in (None, count)]
         for record, count in zip((first, other), samples, strict=True)
     )
     return _difference(first, other, "held-out loss", ours, theirs, EVALUATIONS, 0.5)

@@ -325,7 +325,7 @@ def test_what_can_be_no_name_on_the_hub_is_a_path(key, value, shown):
 def test_a_path_is_no_data_set_on_the_hub():
     names = ["/gone", "~/gone", "./gone", "secret folder/gone", "owner/name", "python-docs", "a/b.jsonl"]
     sources = [SimpleNamespace(dataset_name=name, train_file=None) for name in names]
-    settings = SimpleNamespace(recipe=SimpleNamespace(data=SimpleNamespace(datasets=sources)))
+    settings = SimpleNamespace(recipe=SimpleNamespace(data=SimpleNamespace(datasets=sources, sources=sources)))
     assert card._on_hub(settings) == ["owner/name"]
 
 

@@ -34,8 +34,8 @@ H100 = Cluster("H100 80GB", 8, 2)
 def every_axis(monkeypatch):
     """As if train.py ran every pair that formulas know."""
 
-    def known(**facts):
-        return refusal(**{key: value for key, value in facts.items() if key not in NAMES})
+    def known(about="", **facts):
+        return refusal(about, **{key: value for key, value in facts.items() if key not in NAMES})
 
     monkeypatch.setattr(workload, "refusal", known)
 

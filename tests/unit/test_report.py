@@ -370,8 +370,15 @@ def test_an_evaluation_after_training_is_an_event_too(tmp_path):
     state = SimpleNamespace(global_step=6, max_steps=6)
     told.on_train_begin(None, state, None)
     told.on_train_end(None, state, None)
-    told.on_evaluate(None, state, None, metrics={"eval_loss": 2.5, "eval_runtime": 1.0})
-    assert [line["event"] for line in events.read(tmp_path)] == ["started", "evaluation"]
+    found = {"eval_loss": 2.5, "eval_rewards/accuracies": 0.75, "eval_samples": 8}
+    told.on_evaluate(
+        None, state, None, metrics=found | {"eval_runtime": 1.0, "eval_answers_runtime": 0.5, "epoch": 1.0}
+    )
+    started, evaluation = events.read(tmp_path)
+    assert (started["event"], evaluation["event"], evaluation["seconds"]) == ("started", "evaluation", 1.5)
+    # Also before the first checkpoint, with which Trainer's log comes.
+    assert {f"eval_{key}": value for key, value in evaluation.items()}.items() >= found.items()
+    assert not {"runtime", "answers_runtime", "epoch"} & evaluation.keys()
 
 
 def test_an_error_of_the_command_is_one_message(run, mistake):

@@ -120,8 +120,9 @@ def windows(text: Document, layers: int, place: str = "config.json", family: Fam
             raise UserError(f"{place}: layer_types", f"it {what_it_is}, and the model {layers} layers", PUBLISHED)
         return window, sum(kind == "sliding_attention" for kind in types)
     if family.window_asked:
-        problem = "the config does not state it, and without it nobody can tell which layers have the sliding window"
-        raise UserError(f"{place}: layer_types", problem, PUBLISHED)
+        problem = "the config does not state it, and plan does not read which layers have the window from anything else"
+        cure = 'write layer_types: "sliding_attention" or "full_attention" for each layer; or use_sliding_window: false'
+        raise UserError(f"{place}: layer_types", problem, cure)
     pattern = whole_number(text, "sliding_window_pattern", place, family.full_every)
     return window, layers if pattern == 1 else layers - layers // pattern
 

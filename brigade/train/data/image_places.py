@@ -24,9 +24,9 @@ _DIGITS = re.compile(r"\d+")
 # What may be a place in a spelling that nobody here knows, but for closing tags.
 _MAYBE = re.compile(
     r"<\|?(?! )[\w :#-]{0,40}(?:image|img|picture|photo|vision|media)[\w :#-]{0,40}\|?>|\{\{\s*(?:image|img)\w*\s*\}\}|"
-    r"\A\s*\{(?:image|img|picture)\w*\}|\{(?:image|img|picture)\w*\}\s*\Z|"
+    r"\A\s*\{(?:image|img|picture)_?\d*\}|(?<![\w/$\\}'\"`])\{(?:image|img|picture)_?\d*\}\s*\Z|"
     r"<\|?(?:boi|im|pic|visual|vis_start)(?:[ _:#-]?\d{1,3})?\|?>|(?P<around>[$%#])(?:image|img|picture)\w{0,20}(?P=around)|"
-    r"&lt;(?:image|img)\w{0,20}&gt;|\b(?:image|img)_placeholder\b",
+    r"&lt;image(?:[ _:#-]?\d{1,3})?&gt;|\b(?:image|img)_placeholder\b",
     re.IGNORECASE,
 )
 _OTHERS = rf"(?:<\|?vision_start\|?>)?<\|?(?:video|audio)[ _-]?(?:{_PART}|\d{{1,3}})?\|?>(?:<\|?vision_end\|?>)?"
@@ -56,8 +56,10 @@ def place_of(found: re.Match[str]) -> tuple[str, int | None] | None:
 
 def number_in(value: object) -> int | None:
     """Return a number, or the only one in a text, as in image_2; None for anything else."""
-    found = _DIGITS.findall(value) if isinstance(value, str) else [value]
-    return int(found[0]) if len(found) == 1 and isinstance(found[0], (int, str)) else None
+    if isinstance(value, str):
+        found = _DIGITS.findall(value)
+        return int(found[0]) if len(found) == 1 and len(found[0]) < 10 else None
+    return value if isinstance(value, int) else None
 
 
 def is_named_as_image(text: str) -> bool:
@@ -76,8 +78,8 @@ def unknown_place(text: str, paths: Iterable[str]) -> str:
         if shown:
             return shown[0]
     for found in _MAYBE.finditer(text):
-        word = re.search(r"\w+", found[0])
-        if word and f"</{word[0]}>" not in text:
+        word = re.search(r"\w+", found[0].removeprefix("&lt;"))
+        if word and f"</{word[0]}>" not in text and f"&lt;/{word[0]}&gt;" not in text:
             return found[0]
     return ""
 

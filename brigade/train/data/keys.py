@@ -124,8 +124,9 @@ class Row:
         return self.content[name]
 
     def there(self, keys: Iterable[str]) -> str | None:
-        """Return the first of these columns that holds something, else the first that there is; None where there is none."""
-        names = [key for key in keys if self.has(key)]
+        """Return the first of these columns that holds something, else the first that there is, and those before others that
+        data.columns names; None where there is none."""
+        names = sorted((key for key in keys if self.has(key)), key=lambda key: key not in self.columns)
         return next((key for key in names if not says_nothing(self.content[self.name(key)])), next(iter(names), None))
 
     def refuse_leftover(self) -> None:

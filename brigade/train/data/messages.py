@@ -12,7 +12,7 @@ from ...errors import shown
 from ...errors.tables import Fields
 from . import image_places, keys
 from .arrow_values import DECODER
-from .row_images import TYPES, RowImages
+from .row_images import GIVEN, INDICES, TYPES, RowImages
 from .rows import BadRow, Message, not_text
 from .tool_calls import calls_of, from_json, one_of, refuse_spelled
 
@@ -39,6 +39,7 @@ SAID = frozenset(("content", "value", "tool_calls", "function_call"))
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # Transformers gives templates each as the first two
 PARTS = ("text", *TYPES)  # types of a content's parts
 TEXTS = ("text", "value", "content")  # keys of a part that is a text
+BARE = frozenset(("type", *GIVEN, *INDICES))  # of a part that is an image
 LISTS = ("messages", "conversations", "conversation")  # under which an object holds its turns
 # Keys beside them of a whole row; a request to a model has others.
 OF_ROWS = frozenset(("id", "idx", "source", "system", "tools", "functions", "images", "metadata"))
@@ -77,6 +78,7 @@ def turns(
         if joins and all(
             last.get(key) == turn[key] for key in THOUGHTS if turn.get(key)
         ):  # else turns do not alternate
+            refuse_spelled(last["content"], turn["tool_calls"])
             whole[-1] = turn | last | {"tool_calls": [*last.get("tool_calls", []), *turn["tool_calls"]]}
         else:
             whole.append(turn)
@@ -141,16 +143,19 @@ def _turns_within(value: Fields, called: str) -> Any:
     return [value] if others else inner
 
 
-def _parts_from_text(text: str) -> list[Fields] | str:
+def _parts_from_text(text: str, role: str) -> list[Fields] | str:
     """Return the parts that a content's text spells, as turns_from_text() does with turns; else the text."""
     parts = _read_list(text) if "type" in text else None
-    return parts if isinstance(parts, list) and all(map(_is_part, parts)) else text
+    return parts if isinstance(parts, list) and all(_is_part(part, role) for part in parts) else text
 
 
-def _is_part(value: object) -> bool:
+def _is_part(value: object, role: str) -> bool:
+    """Whether it is a part and nothing more. What an assistant is asked for in JSON may well have a type, too."""
     if not isinstance(value, dict) or value.get("type") not in PARTS:
         return False
-    return value["type"] in TYPES or not value.keys().isdisjoint(TEXTS)
+    if value["type"] in value or role == "assistant":
+        return value["type"] in value
+    return len(value) == 2 and not value.keys().isdisjoint(TEXTS) if value["type"] == "text" else value.keys() <= BARE
 
 
 def _read_list(text: str) -> Any:
@@ -213,7 +218,7 @@ def _message(message: Any, unread: set[str], images: RowImages | None) -> Messag
     if role in CALLS:
         content = ""
     elif isinstance(content, str) and content.startswith("[{") and role not in RESULTS:
-        content = _parts_from_text(content)
+        content = _parts_from_text(content, ROLES[role])
     if isinstance(content, list):
         content, flags_of_parts = _joined(content, role, unread, images)
         flags |= flags_of_parts
@@ -311,7 +316,7 @@ def _joined(parts: list[object], role: str, unread: set[str], images: RowImages 
                 raise not_text(f"a part of the content of {role!r}", written, "give each part a text")
             text = written if images is None else images.text(written, ROLES[role])
             read.update(TEXTS)
-        keys.MESSAGES.refuse(part, f"in a part of a {role!r} turn, the key", but=read)
+            keys.MESSAGES.refuse(part, f"in a part of a {role!r} turn, the key", but=read)
         texts.append(text)
         flags.append(_flags(part, role, "a part of a {} turn"))
         unread |= {f"key {key!r} of parts" for key in part.keys() - read if not keys.says_nothing(part[key])}

@@ -16,7 +16,6 @@ from .images import MARK, ImageSource
 from .keys import says_nothing
 from .marks import AS_SAMPLE, Marks
 from .messages import READ, THOUGHTS
-from .probe_tokenizer import words_of
 from .probes import TOOL, templates_of_ours, tokens_in
 from .rows import BadRow, Message, Tools, Variables
 from .samples import Text
@@ -24,6 +23,7 @@ from .template_forms import ANSWERED, ASKED, CHAT, Forms
 from .words import LeavesOut, Words
 
 ACCOUNTED = READ.union(THOUGHTS)  # keys of messages that are read, or whose words are looked for
+_NOTHING: tuple[object, ...] = (None, "", "[]", "{}", "null", [], {})  # that a turn says of tools
 HIDDEN = "\ue000"  # of Unicode's private use
 
 
@@ -103,8 +103,7 @@ class Chats:
                 spans = self._turns(text, messages, tools, variables, learned)
             elif learned:
                 spans, said = self.marks.check(messages, tools, variables, learned, text, spans)
-            hidden = self._hidden(messages), self._hidden(tools), self._hidden(variables)
-            other = self._render(*hidden)[0] if hidden != (messages, tools, variables) else text
+            other = self._other(messages, tools, variables, text)
             unread = (*signs, *self._unread(messages, tools, variables, text), *said)
         except (BadRow, UserError, MemoryError):
             raise
@@ -264,7 +263,11 @@ class Chats:
         for key in sorted(further):
             without = [{name: value for name, value in turn.items() if name != key} for turn in messages]
             if key not in words or self._render(without, tools, variables)[0] == text:
-                if key in ("tools", "functions"):
+                if (
+                    key in ("tools", "functions")
+                    and not tools
+                    and any(turn.get(key) not in _NOTHING for turn in messages)
+                ):
                     problem = f"the key {key!r} of a turn holds tools, and the chat template does not read it"
                     raise BadRow(problem, "write them into a column of the row: tools")
                 unread.append(f"key {key!r} of messages")
@@ -273,6 +276,16 @@ class Chats:
     @functools.cached_property
     def _names_in_templates(self) -> list[set[str]]:
         return [set(re.findall(r"\w+", text)) for text in (self.templates.template, self.templates.for_tools())]
+
+    def _other(self, messages: list[Message], tools: Tools | None, variables: Variables, text: str) -> str:
+        """Return the chat's text with special tokens of the row hidden, each letter in its place: those of messages alone where a
+        template writes tools in another length then (Python's repr does)."""
+        whole, turns, other = (messages, tools, variables), self._hidden(messages), text
+        for hidden in ((turns, self._hidden(tools), self._hidden(variables)), (turns, tools, variables)):
+            other = self._render(*hidden)[0] if hidden != whole else text
+            if len(other) == len(text):
+                break
+        return other
 
     def _hidden(self, value: Any) -> Any:
         """Return what a row has with special tokens in its texts become HIDDEN, which no template knows; the assistant's turns as
@@ -286,8 +299,12 @@ class Chats:
         return {self._hidden(key): self._hidden(inner) for key, inner in value.items()}
 
     def _spelled_out(self, value: Any) -> int:
-        """Return how many special tokens the texts within a value spell out."""
-        return sum(len(self.control.findall(word)) for word in words_of(value))
+        """Return how many special tokens the texts within a value spell out, and the keys within it."""
+        if isinstance(value, dict):
+            value = [*value.keys(), *value.values()]
+        if isinstance(value, list):
+            return sum(map(self._spelled_out, value))
+        return len(self.control.findall(value)) if isinstance(value, str) else 0
 
     def _render(
         self, messages: list[Message], tools: Tools | None, variables: Variables | None = None

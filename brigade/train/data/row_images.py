@@ -173,7 +173,7 @@ class RowImages:
             elsewhere = "; {} in a {!r} turn is none".format(*self._elsewhere) if self._elsewhere else ""
             cure = "give as many places as images, or no places: then all come first"
             raise BadRow(f"{problem}; {self._count()}{elsewhere}", cure)
-        for key in {key for place in places for key in place.part}:
+        for key in sorted({key for place in places for key in place.part}):
             numbers = [number for number in (number_in(place.part.get(key)) for place in places) if number is not None]
             if numbers != sorted(numbers) and {*numbers} in ({*every}, {each + 1 for each in every}):
                 problem = f"places for images have the {key!r} {', '.join(map(str, numbers))}, which may name them"

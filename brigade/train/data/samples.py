@@ -199,9 +199,10 @@ def pair(row: Row, templates: Templates, learns_history: bool = True, images: Ro
         prompt = [{"role": "user", "content": question(row, prompt)}]
     if isinstance(completion, str):
         completion = [{"role": "assistant", "content": completion}]
+    if completion[: len(prompt)] == prompt:  # a whole chat, as UltraFeedback's are
+        completion = completion[len(prompt) :]
     before = turns(prompt, row.said, row.name("prompt"), images)
     after = turns(completion, row.said, row.name("completion"), images)
-    after = after[len(before) :] if after[: len(before)] == before else after  # a whole chat, as UltraFeedback's are
     if not any(message["role"] == "assistant" for message in after):
         raise BadRow("the completion has no assistant turn, so nothing is supervised", NO_ANSWER)
     return chat(row, before + after, len(before), templates, images)
@@ -290,7 +291,7 @@ def chat(row: Row, whole: list[Message], begin: int, templates: Templates, image
         first = whole[0]
         if first["role"] not in ("system", "developer"):
             whole, begin = [*asks, *whole], begin + 1
-        elif first["content"] != system:
+        elif first["content"] != asks[0]["content"]:
             problem = f"column {name!r} and the {first['role']} turn say different things"
             raise BadRow(problem, f"keep one of them; to ignore the column: columns: {{ignore: {name}}}")
     whole = images.finish(whole) if images else whole

@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ...errors import UserError
 from .images import MARK
 from .row_images import in_parts
 from .rows import Message
@@ -70,9 +70,12 @@ def tried(render: Callable[[list[Message]], str], images: bool = False) -> Forms
     """
 
     def text_of(messages: list[Message], forms: Forms) -> str:
-        with suppress(Exception):
+        try:
             return render(forms.of(messages))
-        return ""
+        except UserError:  # it takes for ever, and would in each form
+            raise
+        except Exception:
+            return ""
 
     def taken(messages: list[Message], choices: list[Forms], *shown: str) -> Forms:
         """Return the first of these forms in which all of these texts are shown, else the first."""

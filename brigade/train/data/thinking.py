@@ -98,8 +98,10 @@ def thoughts(message: Message) -> Iterator[str]:
 
 
 def in_another_format(messages: list[Message], template: str, how: str, own: Collection[str] = ()) -> Iterator[str]:
-    """Yield in words that answers have thoughts in another format than their template's, or that the keys for thoughts hold the
-    mark that begins them, too. Where a template has no thoughts, each format is as good as another.
+    """Yield in words that answers have thoughts in another format than their template's, or in a key and in their text, or that
+    the keys for thoughts hold the mark that begins them, too.
+
+    Where a template has no thoughts, each format is as good as another.
 
     template: its text; how: data.thinking; own: tokens that the recipe adds, which are meant
     """

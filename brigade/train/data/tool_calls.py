@@ -17,17 +17,21 @@ ARGUMENTS = ("arguments", "parameters", "input", "args")
 SCHEMAS = ("parameters", "input_schema", "inputSchema")
 RESULTS = ("result", "results", "output", "response", "error")  # of a call, beside it
 # Of a call itself, beside its function.
-ABOUT = ("call_id", "tool_call_id", "status", "namespace", "description", "thought_signature", "extra_content")
+ABOUT = ("call_id", "tool_call_id", "status", "namespace", "description", "title", "strict", "thought_signature", "cache_control",
+         "extra_content", "provider_specific_fields")  # fmt: skip
 MAY_BE_NULL = ("default", "const", "enum", "example", "examples")  # keys of a schema
 KNOWN = frozenset(("id", "type", "index", "function", "name", *ARGUMENTS))  # keys of a call
 # What opens a call once a template has written it: Hermes', Llama 3's and 4's, Mistral's, DeepSeek's, Kimi's, MiniMax's, Qwen's.
 _SPELLED = re.compile(
-    r"<[|\uff5c]?(?:\w+:)?tool[_\u2581]calls?[\w\u2581]*[|\uff5c]?>|<function[=_]|<\|python_\w+\|>|\[TOOL_CALLS\]|<invoke name="
+    r"<[|\uff5c]?(?:\w+:)?tool[_\u2581]calls?(?:[_\u2581](?:section[_\u2581])?(?:begin|start))?[|\uff5c]?>|"
+    r"<function=|<function_calls?>|<\|python_\w+\|>|\[TOOL_CALLS\]|<invoke name="
 )
 
 
 def refuse_spelled(content: str, calls: list[Fields]) -> None:
-    """Raise BadRow for a text beside calls that spells a call, which the template would write a second time."""
+    """Raise BadRow for a text beside calls that spells a call, which the template would write a second time. Thoughts before it
+    may speak of the marks."""
+    content = content.rpartition("</think>")[2].strip()
     mark = _SPELLED.search(content)
     if mark or (content.startswith("{") and json_or(None, content) in [call["function"] for call in calls]):
         problem = f"the text beside a turn's tool_calls spells a call ({mark[0] if mark else shown(content)})"
@@ -61,7 +65,7 @@ def _call(call: Any, unread: set[str]) -> Fields:
         if not says_nothing(level.get(key))
     }
     if not any(given.values()):
-        _refuse_others(name, levels, any(level.get(key) is not None for level in levels.values() for key in ARGUMENTS))
+        _refuse_others(name, levels)
     arguments = one_of(given, f"of the call {name!r}") or {}
     refuse_what_json_lacks(arguments, f"the arguments of the call {name!r}")
     if holds_null(arguments):
@@ -76,14 +80,20 @@ def _call(call: Any, unread: set[str]) -> Fields:
     return rest | {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _refuse_others(name: str, levels: Mapping[str, Document], says_none: bool) -> None:
-    """Raise BadRow for a call without arguments by a known name, of which another key may hold them (kwargs, params), or be one
-    of them. says_none: whether its arguments are empty, and not missing: then only for an object under another key"""
-    for level in levels.values():
+def _refuse_others(name: str, levels: Mapping[str, Document]) -> None:
+    """Raise BadRow for a call without arguments by a known name, where another key may hold them (kwargs, params), or be one of
+    them.
+
+    Of a call that says nothing of arguments each key beside its name may be one. Beside an empty object only another object
+    counts, and what lies outside the function is about the call.
+    """
+    given = [level[key] for level in levels.values() for key in ARGUMENTS if key in level]
+    says_none = any(value is not None for value in given)
+    for at, level in levels.items():
         for key, value in level.items():
+            known = key in KNOWN or key in RESULTS or key in ABOUT or says_nothing(value) or bool(at and says_none)
             holds = isinstance(value, dict) or (isinstance(value, str) and value.lstrip().startswith("{"))
-            known = key in KNOWN or key in RESULTS or key in ABOUT
-            if not known and not says_nothing(value) and (holds or not says_none):
+            if not known and (holds or not (at or given)):
                 problem = f"the call {name!r} has no arguments, and {key!r}, which is not read, seems to hold them"
                 raise BadRow(problem, f'write "arguments": {{...}} instead of {key!r}, {{}} for a call that has none')
 
@@ -107,13 +117,16 @@ def one_of(given: Document, of: str) -> Any:
 
 def behind_its_call(result: Message, number: int, calls: list[Fields], begin: int) -> int:
     """Return the place behind the call of which message `number` is the result, by its id or else by its tool's name: `begin` or
-    later, where nothing tells `begin` itself. Raises BadRow for an earlier call's: most templates write neither."""
+    later, where nothing tells `begin` itself. A tool of this name may say more right behind its result. Raises BadRow for an
+    earlier call's: most templates write neither."""
     ids, names = [call.get("id") for call in calls], [call["function"]["name"] for call in calls]
     for key, own in ("tool_call_id", ids), ("name", names):
         given = result.get(key)
         if given is not None and given in own:
             if given in own[begin:]:
                 return own.index(given, begin) + 1
+            if key == "name" and begin and own[begin - 1] == given:
+                return begin
             problem = (
                 f"message {number} is the result of an earlier call than the one before it, or of the same one ({key})"
             )
@@ -137,12 +150,18 @@ def tool_definitions(tools: object, functions: object = None) -> Tools | None:
         if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
             raise BadRow(f"{key} is {shown(value)}, not a list of definitions", "give a list of JSON schemas")
         refuse_what_json_lacks(value, key)
-        definitions += [_definition(tool, key) for tool in value]
+        found = [_definition(tool, key) for tool in value]
+        refuse_what_json_lacks(found, key)  # also what stood as JSON within them
+        definitions += found
     return definitions or None
 
 
 def _definition(tool: Fields, called: str) -> Fields:
-    inner = from_json(tool.get("function", tool), f"a function in {called}")
+    if says_nothing(tool.get("function")):
+        tool = {key: value for key, value in tool.items() if key != "function"}
+    inner = tool.get("function", tool)
+    if isinstance(inner, str) and inner.lstrip().startswith("{"):
+        inner = from_json(inner, f"functions in {called}")
     if not isinstance(inner, dict):
         raise BadRow(f"a function in {called} is {shown(inner)}, not a definition", "give a JSON schema")
     of = f"of the tool {inner.get('name')!r}"

@@ -86,6 +86,6 @@ def _where_it_was_started() -> str | None:
     for _ in range(_GENERATIONS):
         words = processes.command(process)
         if "deepspeed.launcher.launch" in words or {word.rpartition("/")[2] for word in words} & {"deepspeed", "ds"}:
-            found = processes.environment(process).get(VISIBLE, found)
+            found = (processes.environment(process) or {}).get(VISIBLE, found)
         process = processes.parent(process)
     return found

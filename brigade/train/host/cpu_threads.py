@@ -51,7 +51,10 @@ def is_chosen() -> bool:
     if os.environ.get(VARIABLE) != "1":
         return VARIABLE in os.environ
     for pid in _above(os.getpid()):
-        if VARIABLE not in processes.environment(pid):
+        given = processes.environment(pid)
+        if given is None:
+            return True
+        if VARIABLE not in given:
             words = processes.command(pid)
             return any(map(_CHOSEN.match, words)) or not any(map(_LAUNCHER.search, words))
     return True

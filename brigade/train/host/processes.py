@@ -21,9 +21,10 @@ def command(pid: int) -> list[str]:
     return _texts(pid, "cmdline")
 
 
-def environment(pid: int) -> dict[str, str]:
-    """Return the variables with which a process of this user was started; none where there are none to see."""
-    return dict(line.split("=", 1) for line in _texts(pid, "environ") if "=" in line)
+def environment(pid: int) -> dict[str, str] | None:
+    """Return the variables with which a process of this user was started; None where there are none to see."""
+    lines = _texts(pid, "environ")
+    return dict(line.split("=", 1) for line in lines if "=" in line) if lines else None
 
 
 def _texts(pid: int, name: str) -> list[str]:

@@ -16,7 +16,7 @@ from ..engines.engine import StepContext
 from ..engines.parallel import sequence
 from ..model import adapter_weights, load
 from ..model.location import load_config
-from ..recipe.continued import DECIDES
+from ..recipe.continued import DECIDES, FREE
 from ..recipe.objectives import ADAPTERS_OFF, JUDGED, MODEL, objective_of
 from . import second_model
 from .objective.contract import sums
@@ -116,7 +116,7 @@ class Reference:
         section, seed = settings.recipe.model, settings.recipe.training.seed
         key = [digests or [config.to_dict(), seed], *second_model.read_as(section)]
         adapters = adapter_weights.find(settings) if self.reference == MODEL else None
-        decided = section.model_dump(include={*DECIDES.values()})
+        decided = section.model_dump(include={*DECIDES.values()} - {*FREE})
         return key + ([consistency.digests(Path(adapters)), decided] if adapters else [])
 
     def _look(self, batch: MicroBatch) -> np.ndarray:

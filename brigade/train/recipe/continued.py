@@ -36,7 +36,7 @@ DECIDES = {
 }
 # A recipe may say these in its own words: how adapters are trained, and names for layers and tokens, which are compared with the
 # adapters' own once there is a model (model/adapter_weights.py).
-_FREE = (
+FREE = (
     "lora_dropout",
     "lora_target_modules",
     "lora_target_parameters",
@@ -118,7 +118,7 @@ def fold(settings: Settings, downloads: bool) -> Settings:
         if ours not in model.model_fields_set or ours not in values:
             continue
         said = getattr(model, ours)
-        if ours in _FREE:
+        if ours in FREE:
             del values[ours]
         # Of patterns, the first that fits counts.
         elif said != values[ours] or (isinstance(said, dict) and [*said] != [*values[ours]]):
@@ -199,7 +199,7 @@ def check_saved(settings: Settings, folder: Path) -> None:
     values = _values(path)
     cure = "bring the file back from a copy, or from the run's newest checkpoint"
     for theirs, ours in DECIDES.items():
-        if ours not in _FREE and values[ours] != getattr(model, ours):
+        if ours not in FREE and values[ours] != getattr(model, ours):
             raise UserError(f"{path}: {theirs}", f"{values[ours]!r}, but the run had {getattr(model, ours)!r}", cure)
     targets = _document(path)["target_modules"]
     if not isinstance(targets, list):  # PEFT takes a text for a pattern

@@ -93,7 +93,7 @@ def kept(lengthened: str, resized: bool, record: Path, marker: Path) -> Fields:
     """What run.yaml keeps when a run continues: why its memory was used so, what was measured, until it has measured again, and
     how it was lengthened, each time with the success that it had been. lengthened, resized: as Run has them"""
     old = (read_yaml(record).get("run") or {}) if record.exists() else {}
-    kept = {key: old[key] for key in ("prediction", "promise", "decided", "lengthened") if key in old}
+    kept = {key: old[key] for key in ("prediction", "decided", "lengthened") if key in old}
     if lengthened and (resized or not record.exists()):
         before: Fields = {}
         with suppress(OSError, ValueError, TypeError):

@@ -27,7 +27,8 @@ ARGUMENTS = {
     "sgd": ("momentum", "dampening", "nesterov"),
     "muon": ("momentum", "nesterov", "ns_steps", "adjust_lr_fn"),
 }
-# What recipes have a key for, by the optimizers' names: Transformers' groups of parameters have these, whatever an argument says.
+# What recipes have a key for, by the optimizers' names. As an argument, weight_decay would do nothing, because Transformers'
+# groups of parameters have it, and lr would replace learning_rate in those of LAMB and LARS (parameter_groups.py).
 BY_KEY = {
     "lr": "learning_rate",
     "weight_decay": "weight_decay",

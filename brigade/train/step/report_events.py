@@ -39,11 +39,9 @@ class ReportEvents(TrainerCallback):
     def on_evaluate(
         self, args: object, state: TrainerState, control: object, metrics: dict[str, float], **_: object
     ) -> None:
-        kept = {
-            key.removeprefix("eval_"): value for key, value in metrics.items() if key.endswith(("loss", "perplexity"))
-        }
-        seconds = metrics["eval_runtime"] + metrics.get("eval_answers_runtime", 0.0)
-        line = {"event": "evaluation", "step": state.global_step, "seconds": seconds, **kept}
+        found = {key.removeprefix("eval_"): value for key, value in metrics.items() if key.startswith("eval_")}
+        seconds = found.pop("runtime") + found.pop("answers_runtime", 0.0)
+        line = {"event": "evaluation", "step": state.global_step, "seconds": seconds, **found}
         if self.writer:
             self.lines.put(line)
         else:  # after training

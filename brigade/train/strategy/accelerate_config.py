@@ -244,7 +244,7 @@ def _mesh_findings(mesh: Document, kind: str, name: str) -> Iterator[Finding]:
                 yield Finding.of("accelerate-not-a-number", name, at, value=shown(size))
             elif key == "cp_size" and ranks != 1:
                 yield Finding.of("accelerate-parallelism", name, at, value=size)
-            elif key == "dp_shard_size" and ranks > 1 and kind != "FSDP":
+            elif key == "dp_shard_size" and ranks > 1 and kind not in ("FSDP", "DEEPSPEED"):
                 use = f"set distributed_type FSDP, with an fsdp_config, or remove it: {kind} shards nothing by it"
                 yield Finding.of("accelerate-unread", name, at, value=size, use=use)
 

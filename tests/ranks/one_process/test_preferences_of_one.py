@@ -155,14 +155,14 @@ STEP, MICRO_BATCHES = 3, 3
 def poisoned(monkeypatch):
     """The log-probabilities of a step's answers are NaN, once."""
     monkeypatch.setattr(bad_steps, "FEWEST", 3)
-    sound, steps = Preferences.compare, []
+    sound, steps = Preferences.loss, []
 
-    def compare(self, found, answers):
+    def loss(self, token_losses, batch, items):
         bad = self.trainer.state.global_step == STEP - 1 and steps.count(STEP) < MICRO_BATCHES
         steps.append(self.trainer.state.global_step + 1)
-        return sound(self, found * math.nan if bad else found, answers)
+        return sound(self, token_losses * math.nan if bad else token_losses, batch, items)
 
-    monkeypatch.setattr(Preferences, "compare", compare)
+    monkeypatch.setattr(Preferences, "loss", loss)
 
 
 def test_a_step_whose_loss_is_nan_is_left_out(run, poisoned, tmp_path):

@@ -100,6 +100,34 @@ def test_a_call_that_the_text_beside_it_spells_is_refused(text):
     call = {"name": "f", "arguments": {}}
     assert "spells a call" in refusal(read, answer(content=text, tool_calls=[call]))
     assert read(answer(content=text))["content"] == text and read(answer(content="I call f.", tool_calls=[call]))
+    as_turns = [QUESTION, answer(content=text), {"from": "function_call", "value": '{"name": "f", "arguments": {}}'}]
+    assert "spells a call" in refusal(turns, as_turns, set())
+
+
+@pytest.mark.parametrize("text", [
+    "Usage: <function_name>(x).", "#include <function_traits>", "It needs <tool_call_id>, in <tool_call_result>.",
+    "<think>I answer in <tool_call> tags.</think>I look.",
+])  # fmt: skip
+def test_a_text_beside_calls_may_speak_of_them(text):
+    assert read(answer(content=text, tool_calls=[{"name": "f", "arguments": {}}]))["content"] == text
+
+
+@pytest.mark.parametrize("call", [
+    {"function": {"name": "f", "arguments": "{}"}, "caller": {"type": "direct"}}, {"function": {"name": "f"}, "approved": True},
+    {"function": {"name": "f", "arguments": None}, "cache_control": {"type": "ephemeral"}},
+    {"name": "f", "arguments": None, "approved": True}, {"name": "f", "arguments": {}, "days": 3},
+], ids=str)  # fmt: skip
+def test_what_is_said_about_a_call_without_arguments_is_none_of_them(call):
+    (found,) = calls(call)
+    assert found["function"] == {"name": "f", "arguments": {}}
+
+
+@pytest.mark.parametrize("content", [
+    '[{"type": "text", "name": "city", "value": "Bern"}]', '[{"type": "text", "content": "a"}]', '[{"type": "image"}]',
+    '[{"type": "text", "bbox": [1, 2], "content": "a"}]', '[{"type": "image", "bbox": [1, 2]}]',
+])  # fmt: skip
+def test_an_answer_in_json_is_learned_as_it_is(content):
+    assert read(answer(content=content))["content"] == content
 
 
 def test_unread_keys_of_calls_are_counted():
@@ -147,11 +175,12 @@ def test_messages_that_contradict_themselves_are_refused(message, said):
 @pytest.mark.parametrize("calls, results, told", [
     (["a", "b"], ["b", "a"], True), (["a", "b"], ["a", "b"], False), (["a", "b"], ["b"], False), (["a", "b"], ["x", "a"], False),
     (["a", "a"], ["a", "a"], False), ([None, "b"], ["b", None], False), ([None, None], [None, None], False),
-    (["a", "b"], ["a", "a"], True), (["a"], ["a", "a"], False),
+    (["a", "b"], ["a", "a"], "tool_call_id"), (["a"], ["a", "a"], False), (["a", "b"], ["a", "a", "b"], "tool_call_id"),
 ])  # fmt: skip
 @pytest.mark.parametrize("key", ["tool_call_id", "name"])
 def test_results_stand_in_the_order_of_their_calls(calls, results, told, key):
-    """Most templates write neither ids nor names: the model would read the one result as the other's."""
+    """Most templates write neither ids nor names: the model would read the one result as the other's. A tool may say more behind
+    its result, and a call has one."""
     functions = calls if key == "name" else ["f"] * len(calls)
     asked = answer(
         content=None,
@@ -161,7 +190,7 @@ def test_results_stand_in_the_order_of_their_calls(calls, results, told, key):
     whole = turns(
         [QUESTION, asked, *given, answer(content="x"), QUESTION, asked, *given[:1]], set()
     )  # places of their own
-    if told:
+    if told in (True, key):
         assert "message 4 is the result of an earlier call" in refusal(check_order, whole)
     else:
         check_order(whole)
@@ -249,8 +278,9 @@ def test_definitions_of_tools_in_any_spelling(tool):
 @pytest.mark.parametrize("tools, said", [
     ([{"name": "f", "parameters": {"a": 1}, "input_schema": {"a": 2}}], "parameters and input_schema of the tool 'f' contradict"),
     ([{"name": "f", "parameters": {"default": float("nan")}}], "tools hold what JSON cannot say"),
-    ([3], "not a list of definitions"), ([{"function": "f"}], "a function in tools are not JSON"),
+    ([3], "not a list of definitions"), ([{"function": "f"}], "a function in tools is 'f', not a definition"),
     ([{"function": [1]}], "a function in tools is [1], not a definition"),
+    ([{"function": '{"name": "f", "x": NaN}'}], "tools hold what JSON cannot say"),
 ], ids=str)  # fmt: skip
 def test_definitions_that_cannot_be_read_are_refused(tools, said):
     assert said in refusal(tool_definitions, tools)

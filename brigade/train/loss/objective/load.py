@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Callable
 from functools import partial
+from typing import get_type_hints
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ TRIED = 1000  # pairs
 def options_of(training: TrainingSection) -> Options:
     """Return what the recipe says to losses."""
     decided = {"beta": beta_of(training), "loss_type": loss_type_of(training)}
-    return Options(**{key: getattr(training, key) for key in Options._fields} | decided)
+    return Options(**{key: getattr(training, key) for key in get_type_hints(Options)} | decided)
 
 
 def loss_of(settings: Settings) -> Loss:

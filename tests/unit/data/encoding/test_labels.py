@@ -121,7 +121,7 @@ def test_control_tokens_within_tools_and_thoughts_are_text_or_counted(prepare, t
     counts = [data.train[0]["input_ids"].tolist().count(end) for data in (plain, with_tools)]
     assert counts == [3, 4], "those of the template, and the one within the thoughts"
     assert (plain.facts["plain"], plain.facts["control"]) == (0, 1)
-    assert (with_tools.facts["plain"], with_tools.facts["control"]) == (1, 1)
+    assert (with_tools.facts["plain"], with_tools.facts["control"]) == (2, 1)
 
 
 # ---- templates -------------------------------------------------------------------------------------------------------
