@@ -119,11 +119,13 @@ def test_accelerates_own_zero_options(pick, write_json, tmp_path):
     assert pick(env=env).identity() == chosen.identity()
 
 
-@pytest.mark.parametrize("kind", ["MULTI_GPU", "DEEPSPEED"])
-def test_a_mesh_that_shards_nothing_is_refused(kind, pick, mistake):
-    document = {"distributed_type": kind, "parallelism_config": {"parallelism_config_dp_shard_size": 4}}
-    message = mistake(pick, cluster={"accelerate_config": document})
-    assert "parallelism_config_dp_shard_size" in message and f"{kind} shards nothing by it" in message
+def test_a_mesh_that_shards_nothing_is_refused(pick, mistake):
+    """TRL's examples give it beside DeepSpeed and sequence groups, as accelerate's product of sizes wants it."""
+    mesh = {"parallelism_config": {"parallelism_config_dp_shard_size": 2}}
+    message = mistake(pick, cluster={"accelerate_config": {"distributed_type": "MULTI_GPU"} | mesh})
+    assert "parallelism_config_dp_shard_size" in message and "MULTI_GPU shards nothing by it" in message
+    zero3 = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3}}
+    assert pick(cluster={"accelerate_config": zero3 | mesh}).kind == "zero3"
 
 
 @pytest.mark.parametrize("key, value, named", [

@@ -126,7 +126,7 @@ def test_a_process_keeps_what_it_began_with(monkeypatch):
 
 def test_of_a_process_that_is_gone_nothing_is_known():
     gone = 2**22 + 1
-    assert (processes.parent(gone), processes.command(gone), processes.environment(gone)) == (0, [], {})
+    assert (processes.parent(gone), processes.command(gone), processes.environment(gone)) == (0, [], None)
 
 
 @pytest.mark.parametrize(
