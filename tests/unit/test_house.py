@@ -46,12 +46,29 @@ def imported(name, path):
     return frozenset(below(parsed(path), False))
 
 
-FROM_ANYWHERE = {name: imported(name, path) for name, path in MODULES.items()}
-EVERY = {name: {(other, types) for other, types in others if other in MODULES and other != name}
-         for name, others in FROM_ANYWHERE.items()}  # fmt: skip
-IMPORTS = {name: {other for other, _ in others} for name, others in EVERY.items()}
-# What runs, without the types of annotations.
-AT_RUN_TIME = {name: {other for other, for_types in others if not for_types} for name, others in EVERY.items()}
+# What imports what, found where a test asks for it: it takes seconds, and each worker of pytest reads this file.
+@cache
+def from_anywhere():
+    return {name: imported(name, path) for name, path in MODULES.items()}
+
+
+@cache
+def every():
+    return {
+        name: {(other, types) for other, types in others if other in MODULES and other != name}
+        for name, others in from_anywhere().items()
+    }
+
+
+@cache
+def imports():
+    return {name: {other for other, _ in others} for name, others in every().items()}
+
+
+@cache
+def at_run_time():
+    """Without the types of annotations."""
+    return {name: {other for other, for_types in others if not for_types} for name, others in every().items()}
 
 
 def room(module):
@@ -61,9 +78,17 @@ def room(module):
     return "/".join(parts[: 3 if parts[:2] == ["brigade", "train"] else 2]) if parts[0] == "brigade" else parts[0]
 
 
-ROOMS = {room(module): set() for module in MODULES}
-for module, others in IMPORTS.items():
-    ROOMS[room(module)] |= {room(other) for other in others} - {room(module)}
+def between(part):
+    """What the modules of each part of the house import of other parts. part: module -> its part"""
+    found = {part(module): set() for module in MODULES}
+    for module, others in imports().items():
+        found[part(module)] |= {part(other) for other in others} - {part(module)}
+    return found
+
+
+@cache
+def rooms():
+    return between(room)
 
 
 ABOVE_FOLDERS = {path.parent.parent for path in MODULES.values()}
@@ -75,19 +100,19 @@ def package(module):
     return module if folder in ABOVE_FOLDERS else ".".join(folder.relative_to(ROOT).parts)
 
 
-PACKAGES = {package(module): set() for module in MODULES}
-for module, others in IMPORTS.items():
-    PACKAGES[package(module)] |= {package(other) for other in others} - {package(module)}
+@cache
+def packages():
+    return between(package)
 
 
 def circle(nodes):
     """Each arrow of a circle on a line; an arrow between rooms with the imports that make it."""
     lines = ["these import each other in a circle:"]
     for one, other in pairwise(nodes):
-        imports = [
-            f"{a} imports {b}" for a in IMPORTS for b in sorted(IMPORTS[a]) if (room(a), room(b)) == (one, other)
+        found = [
+            f"{a} imports {b}" for a in imports() for b in sorted(imports()[a]) if (room(a), room(b)) == (one, other)
         ]
-        lines += [f"  {one} -> {other}", *(f"      {text}" for text in imports)]
+        lines += [f"  {one} -> {other}", *(f"      {text}" for text in found)]
     return "\n".join(lines)
 
 
@@ -107,10 +132,10 @@ def floors(graph):
     return {node: floor(node) for node in sorted(graph)}
 
 
-@pytest.mark.parametrize("graph", [IMPORTS, PACKAGES, ROOMS], ids=["modules", "packages", "rooms"])
+@pytest.mark.parametrize("graph", [imports, packages, rooms], ids=["modules", "packages", "rooms"])
 def test_nothing_imports_in_a_circle(graph):
     """Nor by types, which only annotations need."""
-    floors(graph)
+    floors(graph())
 
 
 # What a host starts that only trains: a run, the commands around it, and the proof of its GPUs, with what that starts by name.
@@ -129,8 +154,8 @@ def test_nothing_that_a_gpu_host_runs_imports_a_package_that_only_tests_install(
     while ahead:
         if (name := ahead.pop()) not in reached:
             reached.add(name)
-            ahead += AT_RUN_TIME[name]
-    found = {name: {other.partition(".")[0] for other, _ in FROM_ANYWHERE[name]} & tools for name in reached}
+            ahead += at_run_time()[name]
+    found = {name: {other.partition(".")[0] for other, _ in from_anywhere()[name]} & tools for name in reached}
     assert not {name: names for name, names in found.items() if names}
 
 
@@ -139,19 +164,22 @@ def in_house(name):
     return "brigade/train" if name.startswith("brigade/train/") else name
 
 
-HALL = {
-    name: {other for other in others if in_house(other) != other}
-    for name, others in ROOMS.items()
-    if in_house(name) != name
-}
-HOUSE = {in_house(name): set() for name in ROOMS}
-for name, others in ROOMS.items():
-    HOUSE[in_house(name)] |= {in_house(other) for other in others} - {in_house(name)}
+def hall():
+    return {
+        name: {other for other in others if in_house(other) != other}
+        for name, others in rooms().items()
+        if in_house(name) != name
+    }
 
 
-@pytest.mark.parametrize("graph, most", [(HOUSE, 7), (HALL, 8)], ids=["house", "hall"])
+def house():
+    return between(lambda module: in_house(room(module)))
+
+
+@pytest.mark.parametrize("graph, most", [(house, 7), (hall, 8)], ids=["house", "hall"])
 def test_there_are_few_floors(graph, most):
     """Printed with `pytest -s`: the floors from the roof down, and what each room imports."""
+    graph = graph()
     of_room = floors(graph)
     for name in sorted(of_room, key=lambda name: (-of_room[name], name)):
         print(of_room[name], name, "->", *sorted(graph[name]))
@@ -163,9 +191,9 @@ def test_the_hall_needs_no_other_room():
     """brigade/train holds all that a run needs; what other rooms offer to a run, brigade/offers.py hands in."""
     beyond = [
         f"{name} imports {other}"
-        for name in IMPORTS
+        for name in imports()
         if name.startswith("brigade.train")
-        for other in sorted(IMPORTS[name])
+        for other in sorted(imports()[name])
         if other != "brigade" and not other.startswith(("brigade.train", "brigade.errors"))
     ]
     assert not beyond, "\n".join(beyond)
@@ -219,7 +247,7 @@ def test_modules_keep_no_state():
 
 def test_the_package_needs_neither_tests_nor_benchmarks():
     around = {"benchmarks", "testing", "testbed", "train"}
-    assert not [name for name in ROOMS if name.startswith("brigade") and ROOMS[name] & around]
+    assert not [name for name in rooms() if name.startswith("brigade") and rooms()[name] & around]
 
 
 def test_tests_share_through_testing():

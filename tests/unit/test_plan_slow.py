@@ -94,6 +94,7 @@ def test_what_mostly_computes_is_not_slow_whatever_it_waits_for():
 
 
 # ---- axes of which few runs are published ------------------------------------------------------------------------
+@pytest.mark.slow
 def test_unproven_are_the_axes_of_which_fewer_than_five_sources_published_a_run():
     sources = {choice.axes: set() for choice in CHOICES}
     for run in planner_rows.runs() + planner_rows.strangers():

@@ -84,6 +84,7 @@ def test_an_interval_of_memory_is_one_of_what_was_measured():
     assert all(runs.values()) and not runs["memory"] & runs["device"]
 
 
+@pytest.mark.slow
 def test_intervals_hold_sources_left_out_and_are_no_wider_than_that_needs():
     """Each source weighs alike: of all, and of those to whose rows no constant is fitted."""
     new = {run.name for run in planner_rows.strangers()}
