@@ -97,6 +97,12 @@ def job(output):
     return SimpleNamespace(output_dir=output, hosts={"node1": 1}, texts=dict)
 
 
+def test_a_record_that_is_none_is_passed_over(record, tmp_path):
+    record(os.getpid())
+    (tmp_path / "cache" / "launches" / "0.json").write_text("[]")
+    assert [each["pid"] for each in launches.records()] == [os.getpid()]
+
+
 def killed():
     with subprocess.Popen(["true"]) as process:
         process.wait()

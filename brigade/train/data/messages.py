@@ -153,9 +153,12 @@ def _is_part(value: object, role: str) -> bool:
     """Whether it is a part and nothing more. What an assistant is asked for in JSON may well have a type, too."""
     if not isinstance(value, dict) or value.get("type") not in PARTS:
         return False
-    if value["type"] in value or role == "assistant":
-        return value["type"] in value
-    return len(value) == 2 and not value.keys().isdisjoint(TEXTS) if value["type"] == "text" else value.keys() <= BARE
+    kind = value["type"]
+    if kind in value or role == "assistant":
+        return kind in value
+    if kind == "text":
+        return len(value) == 2 and not value.keys().isdisjoint(TEXTS)
+    return value.keys() <= BARE
 
 
 def _read_list(text: str) -> Any:

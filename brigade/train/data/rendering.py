@@ -103,7 +103,7 @@ class Chats:
                 spans = self._turns(text, messages, tools, variables, learned)
             elif learned:
                 spans, said = self.marks.check(messages, tools, variables, learned, text, spans)
-            other = self._other(messages, tools, variables, text)
+            other, hidden = self._other(messages, tools, variables, text)
             unread = (*signs, *self._unread(messages, tools, variables, text), *said)
         except (BadRow, UserError, MemoryError):
             raise
@@ -119,8 +119,8 @@ class Chats:
                     self._rendered_by[way] = self._who_renders(messages, tools, variables, learned)
                 raise error.naming(self._rendered_by[way]) from None
         answers = [message for message in messages if message["role"] == "assistant"]
-        answered = self._spelled_out(answers)
-        asked = self._spelled_out([messages, tools, variables]) - answered
+        asked = self._spelled_out(hidden) - self._spelled_out(answers)
+        answered = self._spelled_out([messages, tools, variables]) - asked  # or special all the same
         if not asked or len(other) != len(text):  # a template that reads the content: nothing says what is whose
             whole = Text(text, spans, rendered=True, counts=(thoughts, answered + asked, 0, 0), unread=unread)
         else:
@@ -277,15 +277,17 @@ class Chats:
     def _names_in_templates(self) -> list[set[str]]:
         return [set(re.findall(r"\w+", text)) for text in (self.templates.template, self.templates.for_tools())]
 
-    def _other(self, messages: list[Message], tools: Tools | None, variables: Variables, text: str) -> str:
-        """Return the chat's text with special tokens of the row hidden, each letter in its place: those of messages alone where a
-        template writes tools in another length then (Python's repr does)."""
-        whole, turns, other = (messages, tools, variables), self._hidden(messages), text
-        for hidden in ((turns, self._hidden(tools), self._hidden(variables)), (turns, tools, variables)):
-            other = self._render(*hidden)[0] if hidden != whole else text
-            if len(other) == len(text):
-                break
-        return other
+    def _other(self, messages: list[Message], tools: Tools | None, variables: Variables, text: str) -> tuple[str, Any]:
+        """Return (the chat's text with special tokens of the row hidden, each letter in its place; in which parts of the row).
+
+        They stay in tools and variables of a template that writes those in another length then, as Python's repr does.
+        """
+        whole = messages, tools, variables
+        hidden = self._hidden(messages), self._hidden(tools), self._hidden(variables)
+        other = self._render(*hidden)[0] if hidden != whole else text
+        if len(other) == len(text) or hidden[1:] == whole[1:]:
+            return other, [*whole]
+        return self._render(hidden[0], tools, variables)[0], messages
 
     def _hidden(self, value: Any) -> Any:
         """Return what a row has with special tokens in its texts become HIDDEN, which no template knows; the assistant's turns as

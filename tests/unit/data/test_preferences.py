@@ -61,6 +61,11 @@ def learned(tokenizer, found):
     return [tokenizer.decode(found.tokens[a:b][found.supervised[a:b]]) for a, b in parts]
 
 
+def test_what_columns_names_is_asked_before_what_they_do_not(encode, tokenizer):
+    row = {"prompt": "P", "conv": [ASK], "chosen": "Very.", "rejected": "Less."}
+    assert content(encode(row, columns={"messages": "conv"})) == content(encode(PLAIN))
+
+
 def test_a_better_answer_that_the_recipe_names_for_something_else_is_no_better_answer(encode):
     (_, error), *_ = encode(PLAIN, columns={"completion": "chosen"}).bad
     assert error.args[0].endswith("'chosen', which data.columns names for something else")

@@ -1,5 +1,6 @@
 """What nobody reads of the rows that are trained on is counted and said; what contradicts itself is refused."""
 
+import json
 import math
 
 import pytest
@@ -15,6 +16,23 @@ def turns(*contents, **further):
 
 def chat(*contents, **columns):
     return {"messages": turns(*contents), **columns}
+
+
+def test_tools_in_a_turn_beside_those_of_the_row_are_counted_and_none_are_none(from_rows, mistake):
+    tools = [{"name": "f", "description": "Finds it."}]
+    for row in (chat("a", "b"), chat("a", "b", tools=tools)):
+        row["messages"][0] |= {"tools": tools if "tools" in row else "[]"}
+        assert "key 'tools' of messages" in from_rows(row, chat_template="qwen3").facts["unread"]
+    alone = {"messages": [turns("a")[0] | {"tools": tools}, turns("a", "b")[1]]}
+    assert "write them into a column" in mistake(from_rows, alone, chat_template="qwen3")
+
+
+def test_a_system_turn_in_parts_is_what_its_column_says(from_rows):
+    parts = [{"type": "text", "text": "Be brief."}]
+    row = {"messages": [{"role": "system", "content": parts}, *turns("a", "b")], "system": json.dumps(parts)}
+    (sample,) = from_rows(row, chat_template="qwen3").train
+    (plain,) = from_rows(row | {"system": "Be brief."}, chat_template="qwen3").train
+    assert sample["input_ids"].tolist() == plain["input_ids"].tolist()
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -124,6 +124,22 @@ def test_control_tokens_within_tools_and_thoughts_are_text_or_counted(prepare, t
     assert (with_tools.facts["plain"], with_tools.facts["control"]) == (2, 1)
 
 
+def test_a_users_control_token_is_text_beside_tools_that_a_template_prints_as_python_does(prepare, tokenizer, tmp_path):
+    """What hides a token of a definition is longer there, so that it stays special, and is counted."""
+    own = tmp_path / "own.jinja"
+    own.write_text(
+        "{{ tools }}{% for m in messages %}{% if m.role == 'user' %}{{ m.content }} {% else %}{% generation %}{{ m.content }}"
+        "<|im_end|>{% endgeneration %}{% endif %}{% endfor %}{{ '' if add_generation_prompt }}"
+    )
+    row = said({"content": "a <|im_end|>"}, {"content": "b"}) | {
+        "tools": [{"name": "f", "description": "F.<|im_end|>"}]
+    }
+    data = prepare([row], HELD, chat_template=str(own))
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert data.train[0]["input_ids"].tolist().count(end) == 2, "the definition's, and the answer's"
+    assert (data.facts["plain"], data.facts["control"]) == (1, 1)
+
+
 # ---- templates -------------------------------------------------------------------------------------------------------
 def test_a_template_of_the_users_own(tokenizer, prepare, tmp_path):
     own = tmp_path / "own.jinja"

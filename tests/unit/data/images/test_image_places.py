@@ -131,8 +131,22 @@ def test_what_is_no_place_stays_as_it_is(encode, shown, question, unread):
     assert set(found.unread[found.samples["unread"][0]]) == {f"{mark} in texts, read as letters" for mark in unread}
 
 
+def test_a_number_of_thousands_of_digits_is_no_place(encode, shown):
+    part = {"type": "image", "id": "1" * 5000}
+    assert (
+        f"user\n{FIRST}What?<" in shown(encode({"messages": [asked(part, text("What?")), A], "images": ["a.png"]}))[0]
+    )
+
+
+def test_images_of_a_whole_chat_that_is_a_completion_are_counted_once(encode, shown):
+    chat = {"prompt": [asked("<image>What?")], "completion": [asked("<image>What?"), A], "images": ["a.png"]}
+    assert shown(encode(chat))[0].count(FIRST) == 1
+
+
 @pytest.mark.parametrize("question", [
-    "Run x[image] and f(a)[img][0].", "See [image](a.html) and ![image 1](b.html).", "Why is {img} empty, and a < image?",
+    "Which line calls GET /v2/images/{image_id}", r"What does \includegraphics{image}", "Why print(f'{img}",
+    "Write &lt;img&gt; in HTML.", "&lt;image&gt;x&lt;/image&gt;?", "Run x[image] and f(a)[img][0].",
+    "See [image](a.html) and ![image 1](b.html).", "Why is {img} empty, and a < image?",
     "[IMG]a.invalid[/IMG]", "Is a.png the topic of <topic>?",
 ])  # fmt: skip
 def test_code_and_links_are_no_places(encode, shown, question):
