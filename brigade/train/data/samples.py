@@ -199,7 +199,7 @@ def pair(row: Row, templates: Templates, learns_history: bool = True, images: Ro
         prompt = [{"role": "user", "content": question(row, prompt)}]
     if isinstance(completion, str):
         completion = [{"role": "assistant", "content": completion}]
-    if completion[: len(prompt)] == prompt:  # a whole chat, as UltraFeedback's are
+    if len(completion) > len(prompt) and completion[: len(prompt)] == prompt:  # a whole chat, as UltraFeedback's are
         completion = completion[len(prompt) :]
     before = turns(prompt, row.said, row.name("prompt"), images)
     after = turns(completion, row.said, row.name("completion"), images)

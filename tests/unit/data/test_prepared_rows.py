@@ -140,12 +140,14 @@ def test_a_column_is_read_as_what_the_recipe_names_it(from_rows, write, tokenize
     assert text.startswith(whole) or (whole in text and text.count("c?") == 1)
 
 
-def test_a_completion_may_be_a_whole_chat_that_begins_with_its_prompt(from_rows, tokenizer):
+def test_a_completion_may_be_a_whole_chat_that_begins_with_its_prompt(from_rows, tokenizer, mistake):
     """As UltraFeedback's better answers are."""
     whole = [{"role": "user", "content": "c?"}, {"role": "assistant", "content": "d."}]
     row = {"prompt": "c?", "chosen": whole, "rejected": whole, "messages": PAST}
     (sample,) = from_rows(row, columns={"completion": "chosen", "ignore": "rejected"}, chat_template="chatml").train
     assert tokenizer.decode(sample["input_ids"]).count("c?") == 1 and words(tokenizer, sample) == "d.<|im_end|>"
+    asked = {"prompt": whole[:1], "completion": whole[:1]}
+    assert "has no assistant turn" in mistake(from_rows, asked, chat_template="chatml")
 
 
 def test_truncation_off(from_rows, tmp_path, mistake):
