@@ -94,7 +94,7 @@ def ranks_part(stderr: str) -> list[str]:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """The running processes that descend from a command, whatever session they moved to."""
+    """The running processes that descend from a command that had BRIGADE_TEST_MARK, whatever session they moved to."""
     found = []
     for process in psutil.process_iter():
         try:

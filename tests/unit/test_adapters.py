@@ -2,7 +2,6 @@
 pattern; and LoRA+'s groups of the optimizer."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,9 +20,9 @@ from brigade.train.model.tiny import shrink
 from brigade.train.model.tokenizer import load_tokenizer
 from brigade.train.recipe import flags
 from brigade.train.strategy import choose
+from testing.ranks import REPOSITORY
 from testing.strategies import world
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 MOE = {
     "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 4096, "hidden_size": 64,
     "intermediate_size": 128, "moe_intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -52,6 +51,26 @@ def config_of(tmp_path_factory):
 
 def settings_of(folder, *words):
     return flags.load(["--model_name_or_path", str(folder), "--use_peft", *words])
+
+
+@pytest.fixture
+def asked(config_of):
+    return lambda *words: settings_of(config_of("tied"), *words)
+
+
+def wrapped(settings):
+    """The model as a run trains it, empty."""
+    adapters.check_targets(settings, load_config(settings))
+    return adapters.wrap(adapters.empty_model(settings, load_config(settings)), settings, "")
+
+
+def trained_of(model):
+    return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+def layers_of(names):
+    """The last part of the names of layers with adapters."""
+    return {name.split(".lora_")[0].rpartition(".")[2] for name in names}
 
 
 @pytest.mark.parametrize("words, place, said", [
@@ -130,20 +149,18 @@ def test_all_linear_beside_shared_experts_is_what_can_be_loaded_again(model, on,
     from peft import PeftConfig, get_peft_model
 
     settings = settings_of(config_of(model))
-    config = load_config(settings)
-    adapters.check_targets(settings, config)
-    wrapped = adapters.wrap(adapters.empty_model(settings, config), settings, "")
-    trained = [name for name, parameter in wrapped.named_parameters() if parameter.requires_grad]
-    assert {name.split(".lora_")[0].rpartition(".")[2] for name in trained} == set(on)
+    found = wrapped(settings)
+    trained = trained_of(found)
+    assert layers_of(trained) == set(on)
     if model != "qwen3_next":  # which the planner does not know
         shape = shape_from_model(json.loads((config_of(model) / "config.json").read_text()))
-        assert lora_parameters(shape, 16) == parameter_count(wrapped, trained=True)
-    said = adapters.describe(settings.recipe.model, wrapped)["method"]
+        assert lora_parameters(shape, 16) == parameter_count(found, trained=True)
+    said = adapters.describe(settings.recipe.model, found)["method"]
     stay = f"and so do {', '.join(left)}, which PEFT takes for them"
     assert said.endswith(f"experts are no linear layers and stay as they are, {stay}")
-    wrapped.peft_config["default"].save_pretrained(tmp_path)
-    again = get_peft_model(adapters.empty_model(settings, config), PeftConfig.from_pretrained(tmp_path))
-    assert [name for name, parameter in again.named_parameters() if parameter.requires_grad] == trained
+    found.peft_config["default"].save_pretrained(tmp_path)
+    empty = adapters.empty_model(settings, load_config(settings))
+    assert trained_of(get_peft_model(empty, PeftConfig.from_pretrained(tmp_path))) == trained
 
 
 @pytest.mark.parametrize("words", [[], ["--lora_target_modules", "q_proj,fc1"]])
@@ -152,19 +169,19 @@ def test_what_texts_do_not_reach_is_not_trained(words, config_of):
     settings = settings_of(config_of("gemma3"), *words)
     model = adapters.empty_model(settings, load_config(settings))
     assert set(beyond_texts(model)) == {"model.vision_tower", "model.multi_modal_projector"}
-    wrapped = adapters.wrap(model, settings, "")
-    trained = [name for name, parameter in wrapped.named_parameters() if parameter.requires_grad]
+    found = adapters.wrap(model, settings, "")
+    trained = trained_of(found)
     assert len(trained) >= 2 * 2 and all("language_model" in name for name in trained)
-    assert len(beyond_texts(wrapped)) == 2
+    assert len(beyond_texts(found)) == 2
 
 
 @pytest.mark.parametrize("model, layers", [("tied", 4 * 7), ("moe", 2 * 4)])
 def test_all_linear_leaves_out_the_output_layer_and_fused_experts(model, layers, config_of):
     settings = settings_of(config_of(model))
-    wrapped = adapters.wrap(adapters.empty_model(settings, load_config(settings)), settings, "")
-    trained = [name for name, parameter in wrapped.named_parameters() if parameter.requires_grad]
+    found = wrapped(settings)
+    trained = trained_of(found)
     assert len(trained) == 2 * layers and not any("lm_head" in name or "experts" in name for name in trained)
-    said = adapters.describe(settings.recipe.model, wrapped)["method"]
+    said = adapters.describe(settings.recipe.model, found)["method"]
     assert said.startswith("LoRA r 16 on all linear layers trains ") and ("experts" in said) == (model == "moe")
 
 
@@ -172,10 +189,10 @@ def test_what_is_said_of_a_run(config_of):
     settings = settings_of(config_of("untied"), "--lora_target_modules", "q_proj,v_proj", "--lora_r", "4", "--use_dora")
     model = adapters.empty_model(settings, load_config(settings))
     before = parameter_count(model)
-    wrapped = adapters.wrap(model, settings, "")
-    trained = parameter_count(wrapped, trained=True)
+    found = adapters.wrap(model, settings, "")
+    trained = parameter_count(found, trained=True)
     assert trained == 4 * (4 * (192 + 192) + 192 + 4 * (192 + 64) + 64)  # A and B and DoRA's magnitudes, in 4 layers
-    assert adapters.describe(settings.recipe.model, wrapped) == {
+    assert adapters.describe(settings.recipe.model, found) == {
         "method": f"DoRA r 4 on q_proj, v_proj trains {trained:,} in adapters only: {trained / (before + trained):.2%} of "
         f"{before + trained:,} parameters are trained"
     }
@@ -184,8 +201,7 @@ def test_what_is_said_of_a_run(config_of):
 
 def test_what_is_trained_whole_is_said_with_its_number_and_turned_off_by_none(config_of):
     ends = settings_of(config_of("untied"), "--lora_modules_to_save", "embed_tokens,lm_head", "--lora_r", "8")
-    wrapped = adapters.wrap(adapters.empty_model(ends, load_config(ends)), ends, "")
-    said = adapters.describe(ends.recipe.model, wrapped)["method"]
+    said = adapters.describe(ends.recipe.model, wrapped(ends))["method"]
     assert "trains 108,544 in adapters + 1.6 M in embed_tokens and lm_head, because lora_modules_to_save" in said
     assert settings_of(config_of("untied"), "--lora_modules_to_save", "none").recipe.model.lora_modules_to_save == []
 
@@ -237,8 +253,6 @@ def test_adapters_name_a_base_that_others_find(config_of):
 
 
 def test_four_bits_are_held_in_the_computations_type():
-    import torch
-
     settings = flags.load(["--use_peft", "--load_in_4bit", "--bnb_4bit_quant_type", "fp4"])
     config = quantization_config(settings, "", torch.bfloat16)
     assert config.bnb_4bit_quant_storage == config.bnb_4bit_compute_dtype == torch.bfloat16
@@ -247,7 +261,6 @@ def test_four_bits_are_held_in_the_computations_type():
 
 def test_the_share_of_weights_in_four_bits_is_said(tmp_path):
     """Ends and norms are not, and of a model with experts far more: a user of 4 bits counts on what they save."""
-    import torch
     from transformers import LlamaForCausalLM
 
     whole = LlamaForCausalLM(CONFIG_MAPPING["llama"](**shrink(CONFIG_MAPPING["llama"]().to_dict())))
@@ -272,30 +285,14 @@ def test_what_mambas_kernels_read_past_an_adapter_gets_none(model, trained, past
         settings = settings_of(config_of(model), "--lora_target_modules", f"in_proj,{one}")
         adapters.check_targets(settings, load_config(settings))
     settings = settings_of(config_of(model))
-    adapters.check_targets(settings, load_config(settings))
-    wrapped = adapters.wrap(adapters.empty_model(settings, load_config(settings)), settings, "")
-    names = {name.split(".lora_")[0].rpartition(".")[2] for name, p in wrapped.named_parameters() if p.requires_grad}
+    found = wrapped(settings)
+    names = layers_of(trained_of(found))
     assert trained <= names and past.isdisjoint(names)
-    said = adapters.describe(settings.recipe.model, wrapped)["method"]
+    said = adapters.describe(settings.recipe.model, found)["method"]
     assert f"{', '.join(sorted(past))} of Mamba's layers stay" in said
 
 
 # ---- patterns of names, and groups of LoRA+ --------------------------------------------------------------------------
-TINY = json.loads((Path(__file__).resolve().parents[2] / "recipes/tiny/config.json").read_text())
-
-
-@pytest.fixture
-def asked(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(TINY))
-    return lambda *words: flags.load(["--model_name_or_path", str(tmp_path), "--use_peft", *words])
-
-
-def wrapped(settings):
-    model = adapters.empty_model(settings, load_config(settings))
-    adapters.check_targets(settings, load_config(settings))
-    return adapters.wrap(model, settings, "")
-
-
 @pytest.mark.parametrize("target, layers", [
     (r"layers\.[01]\.self_attn\..*", {(layer, f"{name}_proj") for layer in "01" for name in "qkvo"}),
     (r"[qk]_proj", {(layer, name) for layer in "0123" for name in ("q_proj", "k_proj")}),
@@ -303,7 +300,7 @@ def wrapped(settings):
 ])  # fmt: skip
 def test_a_regular_expression_is_for_the_end_of_a_name(target, layers, asked):
     model = wrapped(asked("--lora_target_modules", target))
-    named = {name.partition(".layers.")[2] for name, parameter in model.named_parameters() if parameter.requires_grad}
+    named = {name.partition(".layers.")[2] for name in trained_of(model)}
     assert {(name[0], name.split(".lora_")[0].rpartition(".")[2]) for name in named} == layers
 
 

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brigade.train.host.cluster import World
+from brigade.train.recipe import flags
 from brigade.train.strategy import axis_rules
 from brigade.train.strategy.axes import Axes, without
 from brigade.train.strategy.axis_keys import groups, of_ds_config, with_axes
@@ -53,14 +54,6 @@ def test_a_ds_config_says_its_axes_and_is_the_same_without_them(axes):
     (Axes(experts=4), 6, 6, "expert 4 needs a multiple of 4"),
     (Axes(tensor=4), 8, 2, "tensor groups of 4 ranks would cross hosts of 2"),
 ])  # fmt: skip
-def test_sizes_that_do_not_fit_the_ranks(settings_of_tiny, axes, ranks, local, words, mistake):
-    assert words in mistake(
-        axis_rules.check, axes, "ds.json", settings_of_tiny, World(0, 0, ranks, local, "node1", "torchrun")
-    )
-
-
-@pytest.fixture
-def settings_of_tiny():
-    from brigade.train.recipe import flags
-
-    return flags.load([])
+def test_sizes_that_do_not_fit_the_ranks(axes, ranks, local, words, mistake):
+    world = World(0, 0, ranks, local, "node1", "torchrun")
+    assert words in mistake(axis_rules.check, axes, "ds.json", flags.load([]), world)

@@ -117,9 +117,9 @@ def test_a_model_in_one_file_gets_an_index_and_a_later_export_finds_it(base, tmp
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
-def quantised(folder):
+def quantised(folder, method="mxfp4"):
     path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": method}}))
 
 
 def pickled(folder):
@@ -286,13 +286,8 @@ def test_damaged_models_are_refused(name, check, mistake):
 
 def test_weights_in_integers_are_those_of_a_quantised_model(check):
     """A published quantisation's tensors are its loader's business."""
-
-    def quantised(folder):
-        config = json.loads((folder / "config.json").read_text()) | {"quantization_config": {"quant_method": "gptq"}}
-        (folder / "config.json").write_text(json.dumps(config))
-
     qweight = {"model.layers.0.qweight": torch.ones(3, dtype=torch.int32)}
-    assert check("one", lambda tensors: tensors | qweight, quantised)()
+    assert check("one", lambda tensors: tensors | qweight, lambda folder: quantised(folder, "gptq"))()
 
 
 def apart(tensors):
@@ -309,12 +304,8 @@ def test_two_matrices_where_the_config_ties_them_are_refused(check, mistake, loa
     ]
     message = mistake(check("tied", apart))
     assert all(each in message for each in said)
-    folder = tmp_path / "model"
-    torch.save(
-        apart(load_file(folder / "model.safetensors")), folder / "pytorch_model.bin"
-    )  # which is read once, as a whole
-    (folder / "model.safetensors").unlink()
-    settings = load("--model_name_or_path", str(folder))
+    pickled(tmp_path / "model")  # which is read once, as a whole
+    settings = load("--model_name_or_path", str(tmp_path / "model"))
     message = mistake(lambda: load_base(settings, weights(settings, None), torch.float32))
     assert all(each in message for each in said)
 

@@ -16,7 +16,7 @@ def as_lists(sequences):
 
 
 def best_fit(lengths, capacity):
-    return as_lists(packing.best_fit(lengths, capacity))
+    return as_lists(packing.best_fit(np.array(lengths, dtype=np.int64), capacity))
 
 
 def naive(lengths, capacity):
@@ -52,7 +52,7 @@ def bins(draw, most=200):
 @given(bins())
 def test_each_sample_is_in_one_sequence_and_none_overflows(drawn):
     lengths, capacity = drawn
-    sequences = best_fit(np.array(lengths, dtype=np.int64), capacity)
+    sequences = best_fit(lengths, capacity)
     assert sorted(itertools.chain(*sequences)) == list(range(len(lengths)))
     assert all(sequence == sorted(sequence) and sequence for sequence in sequences)
     used = [sum(lengths[i] for i in sequence) for sequence in sequences]
@@ -60,25 +60,25 @@ def test_each_sample_is_in_one_sequence_and_none_overflows(drawn):
     assert sorted(capacity - total for total in used) == naive(lengths, capacity)
     # Two sequences that would fit into one are never both there.
     assert sum(2 * total <= capacity for total in used) <= 1
-    assert best_fit(np.array(lengths, dtype=np.int64), capacity) == sequences
+    assert best_fit(lengths, capacity) == sequences
 
 
 @given(bins(most=8))
 def test_the_bound_of_best_fit_decreasing(drawn):
     lengths, capacity = drawn
     # 11/9 OPT + 6/9 (Johnson 1974, Dosa 2007)
-    assert 9 * len(best_fit(np.array(lengths, dtype=np.int64), capacity)) <= 11 * optimum(lengths, capacity) + 6
+    assert 9 * len(best_fit(lengths, capacity)) <= 11 * optimum(lengths, capacity) + 6
 
 
 @pytest.mark.parametrize("lengths", [[0], [9], [3, -1], [8, 9]])
 def test_lengths_that_fit_nowhere(lengths):
     with pytest.raises(ValueError, match="8"):
-        best_fit(np.array(lengths), 8)
+        best_fit(lengths, 8)
 
 
 def test_the_packing_is_pinned():
     # A resumed run goes on in the middle of an epoch: no release may pack the same samples otherwise.
-    assert best_fit(np.array([4, 8, 1, 4, 2, 1, 3, 8, 5]), 10) == [[1, 5], [4, 7], [0, 2, 8], [3, 6]]
+    assert best_fit([4, 8, 1, 4, 2, 1, 3, 8, 5], 10) == [[1, 5], [4, 7], [0, 2, 8], [3, 6]]
 
 
 @pytest.mark.parametrize("mean, spread", [(5, 1), (6, 0.8), (4, 1.3)])
@@ -104,5 +104,5 @@ def test_sequences_in_another_order_keep_their_samples(drawn, chance):
     lengths, capacity = drawn
     sequences = packing.best_fit(np.array(lengths, dtype=np.int64), capacity)
     order = np.array(chance.sample(range(len(sequences)), len(sequences)), dtype=np.int64)
-    before = best_fit(np.array(lengths, dtype=np.int64), capacity)
+    before = best_fit(lengths, capacity)
     assert as_lists(sequences.in_order(order)) == [before[number] for number in order]

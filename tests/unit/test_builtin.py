@@ -43,36 +43,11 @@ def test_source_and_licence_lie_beside_the_files():
     assert "ZERO-CLAUSE BSD LICENSE" in licence
 
 
-def test_sizes(chats):
-    assert [len(side) for side in chats] == [9_475, 372]
-
-
-def test_each_chat_is_one_question_and_one_answer(chats):
-    for user, assistant in chats[0] + chats[1]:
-        assert (user["role"], assistant["role"]) == ("user", "assistant")
-        assert user.keys() == assistant.keys() == {"role", "content"}
-        assert "`" in user["content"]
-        assert 20 <= len(assistant["content"]) <= 700
-        assert assistant["content"] == assistant["content"].strip()
-
-
 def test_the_split_is_disjoint_in_names_and_answers(chats):
     train, heldout = chats
     assert not names(train) & names(heldout)
     answers = [assistant["content"] for _, assistant in train + heldout]
     assert len(answers) == len(set(answers))
-
-
-def test_the_library_is_covered(chats):
-    everything = names(chats[0] + chats[1])
-    assert {"shutil.copytree", "math.sqrt", "itertools.chain", "asyncio", "json.dumps", "str.join", "len"} <= everything
-    assert not {name for name in everything if name.startswith(("test.", "idlelib", "lib2to3", "_"))}
-
-
-def test_a_signature_is_written_as_called(chats):
-    answers = [assistant["content"] for _, assistant in chats[0] + chats[1]]
-    assert any(answer.startswith("`shutil.copytree(src, dst, symlinks=False,") for answer in answers)
-    assert any(answer.startswith("`threading.Thread(group=None, target=None,") for answer in answers)
 
 
 def test_vocabulary_and_special_tokens(tokenizer):

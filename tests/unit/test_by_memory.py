@@ -38,6 +38,12 @@ def of(load, **training):
     return load(**(LORA | {"training": LORA["training"] | training}))
 
 
+def settled(settings, offered):
+    """The settings as a run of one rank decides them."""
+    batch, config = batch_arithmetic(settings.recipe.training, 1, ""), AutoConfig.for_model(**CONFIG)
+    return settle_memory(settings, SINGLE, batch, WORLD, config, Opened(REPOSITORY), offered)
+
+
 def test_auto_is_what_takes_the_least_memory_until_it_is_decided(load):
     settings = of(load)
     assert settings.by_memory == tuple(BY_MEMORY) and settings.recipe.training.activation_checkpointing is True
@@ -100,9 +106,7 @@ def test_the_fastest_is_taken_whose_upper_end_fits(load, gib, again, micro):
 def test_a_recipe_is_planned_as_its_run_decides(load, monkeypatch):
     sees(monkeypatch, "NVIDIA H100 80GB HBM3", hardware.gpu("H100 80GB").memory_gib)
     settings = of(load)
-    batch = batch_arithmetic(settings.recipe.training, 1, "")
-    config = AutoConfig.for_model(**CONFIG)
-    run = settle_memory(settings, SINGLE, batch, WORLD, config, Opened(REPOSITORY), offers(WORLD))
+    run = settled(settings, offers(WORLD))
     planned = job_of(replace(settings, recipe_path=REPOSITORY / "recipes/qwen3-8b/lora.yaml"))
     assert (planned.checkpointing != "none") == bool(run.recipe.training.activation_checkpointing)
     assert (planned.loss == "tiled") == bool(run.recipe.training.tiled_loss)
@@ -113,11 +117,8 @@ def test_a_recipe_is_planned_as_its_run_decides(load, monkeypatch):
 ])  # fmt: skip
 def test_what_the_planner_cannot_tell_takes_the_least_memory_and_says_so(load, monkeypatch, device, training, why):
     sees(monkeypatch, *device)
-    settings = of(load, **training)
-    batch = batch_arithmetic(settings.recipe.training, 1, "")
-    config = AutoConfig.for_model(**CONFIG)
     for offered, words in ((offers(WORLD), why), (Offers(), "no planner is here")):
-        run = settle_memory(settings, SINGLE, batch, WORLD, config, Opened(REPOSITORY), offered)
+        run = settled(of(load, **training), offered)
         assert {key: getattr(run.recipe.training, key) for key in BY_MEMORY} == BY_MEMORY
         assert all(words in said for said in run.decided.values())
 
@@ -138,11 +139,9 @@ def test_all_ranks_take_what_the_least_of_them_has_memory_for(answers, values, w
 
 
 def test_a_rank_that_does_not_see_the_directory_takes_what_the_first_one_began_with(load, monkeypatch):
-    settings, config = of(load), AutoConfig.for_model(**CONFIG)
-    batch = batch_arithmetic(settings.recipe.training, 1, "")
     first = (FAST, FAST, "as this run began")
     monkeypatch.setattr(ranks, "gather", lambda mine: [first, mine] if isinstance(mine[0], dict) else [mine])
-    run = settle_memory(settings, SINGLE, batch, WORLD, config, Opened(REPOSITORY), Offers())
+    run = settled(of(load), Offers())
     assert run.recipe.training.activation_checkpointing is False
     assert set(run.decided.values()) == {"as this run began"}
 

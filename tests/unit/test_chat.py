@@ -1,5 +1,6 @@
 """`python -m brigade chat`: what the model reads of a conversation, what is shown of its answers, and the prompt's commands."""
 
+import io
 import json
 import shutil
 from types import SimpleNamespace
@@ -234,24 +235,11 @@ def test_the_base_answers_too_and_goes_on_with_its_own_answers(chat, output, tok
 
 
 def test_a_pipe_is_answered_line_by_line_and_the_context_never_overflows(chat, output, monkeypatch):
-    lines = iter(["a?\n", "\n", *["And then?\n"] * 8, "x " * 100, "/quit\n", "unread\n"])
-    monkeypatch.setattr("sys.stdin", Lines(lines))
+    lines = ["a?\n", "\n", *["And then?\n"] * 8, "x " * 100 + "\n", "/quit\n", "unread\n"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(lines)))
     code, out, err = chat()
     assert code == 1 and len(out) > 9 and "> unread" not in err
     assert "forgotten: the model has positions for 64 tokens" in err and "error: the question\n" in err
-
-
-class Lines:
-    """Standard input that is no terminal."""
-
-    def __init__(self, lines):
-        self.lines = lines
-
-    def isatty(self):
-        return False
-
-    def __iter__(self):
-        return self.lines
 
 
 @pytest.mark.parametrize("end", [EOFError, KeyboardInterrupt])

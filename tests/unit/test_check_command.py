@@ -16,6 +16,7 @@ from brigade.errors import UserError
 from brigade.train.recipe.files import REPOSITORY
 from testing import command_line
 from testing.outcomes import NODES, bad, outcome
+from testing.train_command import surviving
 
 
 # ---- JSON and baseline -------------------------------------------------------------------------------------------
@@ -171,33 +172,16 @@ def test_the_schema_and_the_list_are_printed():
 def test_an_interrupted_check_ends_at_once_and_leaves_no_process(tmp_path):
     """A host that hangs at login, and Ctrl-C."""
     (tmp_path / "hosts").write_text("elsewhere slots=1\n")
-    (tmp_path / "ssh").write_text("#!/bin/sh\necho begun >&2\nexec sleep 300\n")
+    (tmp_path / "ssh").write_text(f"#!/bin/sh\necho begun >&2\ntouch {tmp_path}/begun\nexec sleep 300\n")
     (tmp_path / "ssh").chmod(0o755)
     command = [sys.executable, "-m", "brigade", "check", "--hostfile", str(tmp_path / "hosts"), "--quick"]
-    mark = {"CHECK_UNDER_TEST": str(tmp_path)}
-    environment = os.environ | mark | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    mark = str(tmp_path)
+    environment = os.environ | {"BRIGADE_TEST_MARK": mark, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stderr=subprocess.PIPE, text=True)
-    while not _marked(mark, "sleep"):
+    while not (tmp_path / "begun").exists():
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=30) == 128 + signal.SIGINT
     assert "stopped by SIGINT" in process.stderr.read()
-    deadline = time.monotonic() + 10
-    while _marked(mark) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not _marked(mark)
-
-
-def _marked(mark, name=""):
-    """Processes with this variable in their environment."""
-    import psutil
-
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if mark.items() <= process.environ().items() and name in process.name():
-                found.append(process.pid)
-        except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
-            continue
-    return found
+    assert not surviving(mark, 10)

@@ -1,8 +1,6 @@
 """What --fix makes of what check found."""
 
 import asyncio
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -10,7 +8,6 @@ from brigade.check import fix
 from brigade.check.checks import Result, Wanted, sound
 from brigade.check.probes import actions as fix_probe
 from brigade.check.run import Outcome, Row
-from brigade.train.recipe.files import REPOSITORY
 from testing.command_line import brigade
 
 
@@ -88,11 +85,6 @@ def test_only_the_end_of_what_a_line_prints_is_kept():
     assert fix_probe.run("seq 100", 10)["said"] == [str(number) for number in range(86, 101)]
 
 
-def command(*words):
-    done = [sys.executable, "-m", "brigade", "check", *words]
-    return subprocess.run(done, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
-
-
 def test_a_yes_without_a_fix_and_an_unknown_check_are_refused(tmp_path):
     (tmp_path / "hosts").write_text("localhost slots=1\n")
     refused = brigade("check", "--hostfile", tmp_path / "hosts", "--yes")
@@ -101,7 +93,7 @@ def test_a_yes_without_a_fix_and_an_unknown_check_are_refused(tmp_path):
     unknown = brigade("check", "--hostfile", tmp_path / "hosts", "--only", "clocks")
     assert unknown.returncode == 2
     assert "flag --only clocks" in unknown.stderr
-    one = command("--hostfile", str(tmp_path / "hosts"), "--only", "python", "--fix")
+    one = brigade("check", "--hostfile", tmp_path / "hosts", "--only", "python", "--fix")
     assert one.returncode == 0
     assert "nothing to fix" in one.stderr
     assert "packages" not in one.stdout

@@ -10,12 +10,20 @@ import pytest
 
 from brigade.check import gpus as of_gpus
 from brigade.check.checks import NotHere
-from brigade.check.probes import gpus as nvml
 from brigade.check.probes import gpus as probe
 from brigade.train.recipe.files import REPOSITORY
 from testing.gpus import KINDS, ROWS, facts, judged, levels, stand_in  # noqa: F401  a fixture
 
 BROKEN = [(kind, name) for kind, said in KINDS.items() for name in said["broken"]]
+
+
+def broken_host(kind, name):
+    """What a host answers of which GPU 1 is broken so, or all it has in common."""
+    broken = KINDS[kind]["broken"][name]
+    answer = facts(kind, broken["says"])
+    if broken.get("only"):
+        answer["gpus"][1] = {"index": 1, **broken["says"]}
+    return answer
 
 
 def test_the_kinds_that_matter_are_there():
@@ -34,9 +42,7 @@ def test_sound_gpus_are_sound(kind, row):
 def test_a_broken_gpu_is_found_by_its_row_and_by_no_other(kind, name):
     broken = KINDS[kind]["broken"][name]
     answers = {f"node{n}": facts(kind) for n in (1, 2, 3)}
-    answers["node2"] = facts(kind, broken["says"])
-    if broken.get("only"):
-        answers["node2"]["gpus"][1] = {"index": 1, **broken["says"]}
+    answers["node2"] = broken_host(kind, name)
     for row in ROWS:
         found = judged(row, answers, slots=KINDS[kind]["count"])
         assert levels(found)["node1"] == levels(found)["node3"] == {"green"}
@@ -134,9 +140,7 @@ OTHERS = [(kind, name) for kind, name in BROKEN if KINDS[kind]["broken"][name]["
 @pytest.mark.parametrize(("kind", "name"), OTHERS)
 def test_a_broken_gpu_that_no_rank_gets_is_a_warning_at_most(kind, name):
     broken = KINDS[kind]["broken"][name]
-    answers = {"node1": facts(kind), "node2": facts(kind, broken["says"])}
-    if broken.get("only"):
-        answers["node2"]["gpus"][1] = {"index": 1, **broken["says"]}
+    answers = {"node1": facts(kind), "node2": broken_host(kind, name)}
     first = judged(broken["row"], answers, 1, environment={"CUDA_VISIBLE_DEVICES": "0"})
     assert levels(first)["node2"] <= {"yellow", "green"}  # of one GPU no NVLink is judged
     assert all("not among this run's" in one.problem for one in first["node2"] if one.level == "yellow")
@@ -219,12 +223,12 @@ def test_live_events_end_with_the_last_one(stand_in):  # noqa: F811
 def test_a_driver_that_fails_and_a_library_that_is_missing(stand_in, monkeypatch):  # noqa: F811
     assert stand_in({"problem": "Driver/library version mismatch"}) == {"problem": "Driver/library version mismatch"}
     monkeypatch.delenv("STAND_IN_NVML")
-    found = nvml.look()
+    found = probe.look()
     assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in found["absent"]
     (result,) = judged("gpus", {"node1": found}, 2, {"node1": 2})["node1"]
     assert result.level == "grey", "its GPUs can be used all the same"
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert nvml.look() == {"absent": "nvidia-ml-py is not installed there"}
+    assert probe.look() == {"absent": "nvidia-ml-py is not installed there"}
 
 
 def test_the_installed_library_has_every_name_that_is_asked_for(monkeypatch):

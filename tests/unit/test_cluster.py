@@ -54,14 +54,9 @@ def test_without_a_launcher_nothing_is_assumed_of_the_ranks_of_a_host(
 
 
 def test_hosts_of_different_sizes_are_counted_by_the_launcher():
-    uneven = COMMON | {
-        "WORLD_SIZE": "4",
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-        "TORCHELASTIC_RUN_ID": "none",
-    }
-    assert world_from_environment(uneven | {"GROUP_WORLD_SIZE": "2"}).hosts == 2
+    first = dict.fromkeys(("RANK", "LOCAL_RANK"), "0") | {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "1"}
+    told = {"TORCHELASTIC_RUN_ID": "none", "GROUP_WORLD_SIZE": "2"}
+    assert world_from_environment(COMMON | first | told).hosts == 2
 
 
 def test_deepspeeds_launcher_sets_what_we_read():
@@ -106,8 +101,6 @@ def test_valid_files_come_back_whole_and_in_order(folder, hosts, data):
 
 @given(hosts)
 def test_deepspeed_reads_the_same(folder, hosts):
-    from deepspeed.launcher.runner import fetch_hostfile
-
     path = folder / "both"
     path.write_text("".join(f"{name} slots={slots}\n" for name, slots in hosts.items()))
     assert dict(fetch_hostfile(str(path))) == read_hostfile(path)
@@ -152,8 +145,6 @@ def test_any_file_is_read_or_is_a_users_mistake(folder, content):
 
 
 def test_a_byte_order_mark_is_refused_since_deepspeed_takes_it_for_a_part_of_the_name(tmp_path, mistake):
-    from deepspeed.launcher.runner import fetch_hostfile
-
     path = tmp_path / "hosts"
     path.write_text("node1 slots=8\n", encoding="utf-8-sig")
     assert list(fetch_hostfile(str(path))) == ["\ufeffnode1"]
@@ -163,8 +154,10 @@ def test_a_byte_order_mark_is_refused_since_deepspeed_takes_it_for_a_part_of_the
     assert "is not text" in mistake(read_hostfile, path)
 
 
-def test_missing_and_empty_files(tmp_path, mistake):
-    assert str(tmp_path / "nowhere") in mistake(read_hostfile, tmp_path / "nowhere")
+def test_missing_and_empty_files_and_directories_are_not_called_by_each_others_name(tmp_path, mistake):
+    missing = mistake(read_hostfile, tmp_path / "nowhere")
+    assert str(tmp_path / "nowhere") in missing and "No such file" in missing
+    assert "cannot be read" in mistake(read_hostfile, tmp_path)
     (tmp_path / "empty").write_text("# nothing\n\n")
     assert "names no host" in mistake(read_hostfile, tmp_path / "empty")
 
@@ -188,8 +181,3 @@ def test_hostfile_is_as_named(path):
 def test_comments_stand_on_lines_of_their_own(path):
     # DeepSpeed's pattern has no end anchor: "node1 slots=8 # spare" and "node1 slots=8x" are taken as 8 slots without a word
     assert all(line.startswith("#") or "#" not in line for line in path.read_text().splitlines())
-
-
-def test_a_hostfile_that_is_a_directory_is_not_called_absent(tmp_path, mistake):
-    assert "cannot be read" in mistake(read_hostfile, tmp_path)
-    assert "No such file" in mistake(read_hostfile, tmp_path / "absent")
