@@ -2,13 +2,19 @@
 
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 
-def shellcheck() -> str:
-    """Return shellcheck, of requirements-dev.txt or the system's (there is no wheel for aarch64). Skips where neither is."""
+def shellcheck(*words: str | Path) -> None:
+    """Assert that shellcheck finds nothing. words: its options, and files
+
+    It is that of requirements-dev.txt or the system's (there is no wheel for aarch64). Skips where neither is.
+    """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    return shutil.which("shellcheck", path=path) or pytest.skip("no shellcheck: apt-get install shellcheck")
+    program = shutil.which("shellcheck", path=path) or pytest.skip("no shellcheck: apt-get install shellcheck")
+    done = subprocess.run([program, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

@@ -120,6 +120,20 @@ def load(write_recipe):
 
 
 @pytest.fixture
+def saved(tmp_path):
+    """saved(train=rows, ...): a directory of save_to_disk, which has no splits where `train` is the only one."""
+    from datasets import Dataset, DatasetDict
+
+    def save(**splits):
+        parts = {split: Dataset.from_list(rows) for split, rows in splits.items()}
+        whole = parts["train"] if list(parts) == ["train"] else DatasetDict(parts)
+        whole.save_to_disk(str(tmp_path / "saved"))
+        return str(tmp_path / "saved")
+
+    return save
+
+
+@pytest.fixture
 def write_json(tmp_path):
     def write(content, name: str = "ds.json") -> str:
         path = tmp_path / name

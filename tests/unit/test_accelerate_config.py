@@ -46,15 +46,6 @@ def test_each_accelerate_config_is_what_its_name_says(pick, name):
         assert list(hostfile.values()) == [int(slots)] * int(hosts)
 
 
-@pytest.mark.parametrize("name", ACCELERATE_CONFIGS)
-def test_accelerates_own_loader_takes_each(name):
-    from accelerate.commands.config.config_args import ClusterConfig
-
-    # It raises for a key that it does not know, at top level.
-    config = ClusterConfig.from_yaml_file(str(ROOT / "accelerate_configs" / name))
-    assert config.mixed_precision is None, "precision is the recipe's"
-
-
 # Keys that accelerate refuses beside deepspeed_config_file ("the following ... will be ignored").
 NOT_BESIDE_A_FILE = {
     "gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device",
@@ -65,7 +56,8 @@ NOT_BESIDE_A_FILE = {
 
 @pytest.mark.parametrize("name", ACCELERATE_CONFIGS)
 def test_what_accelerate_launch_hands_on_reads_like_the_file(pick, name, monkeypatch, mistake):
-    """The variables that accelerate's own launcher makes of a file give the strategy that the file gives."""
+    """The variables that accelerate's own launcher makes of a file, whose keys at top level it has to know, give the strategy
+    that the file gives."""
     from accelerate.commands import launch
     from accelerate.utils import launch as environments
 
@@ -74,6 +66,7 @@ def test_what_accelerate_launch_hands_on_reads_like_the_file(pick, name, monkeyp
     port = ["--main_process_port", str(free_port())]
     parsed = launch.launch_command_parser().parse_args(["--config_file", str(path), *port, str(ROOT / "train.py")])
     arguments, defaults, _ = launch._validate_launch_command(parsed)
+    assert defaults.mixed_precision is None, "precision is the recipe's"
     # Every nested key is an option of the launcher: it copies unknown ones without a word.
     options = set(vars(launch.launch_command_parser().parse_args(["x.py"])))
     for section in ("fsdp_config", "deepspeed_config", "parallelism_config"):

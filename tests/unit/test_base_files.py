@@ -193,14 +193,6 @@ def test_buffers_that_a_module_computes_are_left_out(base):
 
 
 # ---- weights ---------------------------------------------------------------------------------------------------------
-OF_THE_MODEL = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 100,
-}
 NORM, EXPERT = "model.norm.weight", "model.layers.0.mlp.experts.1.up_proj.weight"
 
 
@@ -208,9 +200,9 @@ NORM, EXPERT = "model.norm.weight", "model.layers.0.mlp.experts.1.up_proj.weight
 def sound(tmp_path_factory):
     """Directories as Transformers saves models: one in several files, one whose ends are tied, one with experts."""
     folder = tmp_path_factory.mktemp("models")
-    experts = Qwen3MoeConfig(**OF_THE_MODEL, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2)
-    llama, tied = LlamaConfig(**OF_THE_MODEL), LlamaConfig(**OF_THE_MODEL, tie_word_embeddings=True)
-    models = (("files", llama, "20KB"), ("one", llama, "1GB"), ("tied", tied, "1GB"), ("experts", experts, "1GB"))
+    llama, tied = LlamaConfig(**SIZES), LlamaConfig(**SIZES, tie_word_embeddings=True)
+    experts = Qwen3MoeConfig(**SIZES, **EXPERTS)
+    models = (("files", llama, "10KB"), ("one", llama, "1GB"), ("tied", tied, "1GB"), ("experts", experts, "1GB"))
     for name, config, size in models:
         AutoModelForCausalLM.from_config(config).save_pretrained(folder / name, max_shard_size=size)
     return folder
@@ -263,9 +255,9 @@ DAMAGED = {
     "wrapped": ("one", lambda tensors: {f"module.{name}": tensor for name, tensor in tensors.items()}, None,
                 ["lack", "'module.'", "save_pretrained"]),
     "unknown": ("one", lambda tensors: tensors | {"model.more": torch.ones(3)}, None, ["model.more", "none of the model's"]),
-    "shape": ("one", lambda tensors: tensors | {NORM: torch.ones(33)}, None, [NORM, "[33] instead of [32]"]),
-    "integers": ("one", lambda tensors: tensors | {NORM: torch.ones(32, dtype=torch.int32)}, None, [NORM, "integers"]),
-    "complex": ("one", lambda tensors: tensors | {NORM: torch.ones(32, dtype=torch.complex64)}, None, [NORM, "complex numbers"]),
+    "shape": ("one", lambda tensors: tensors | {NORM: torch.ones(17)}, None, [NORM, "[17] instead of [16]"]),
+    "integers": ("one", lambda tensors: tensors | {NORM: torch.ones(16, dtype=torch.int32)}, None, [NORM, "integers"]),
+    "complex": ("one", lambda tensors: tensors | {NORM: torch.ones(16, dtype=torch.complex64)}, None, [NORM, "complex numbers"]),
     "truncated": ("one", None, cut, ["model.safetensors", "damaged", "bytes", "again"]),
     "empty": ("one", None, lambda folder: (folder / "model.safetensors").write_bytes(b""), ["damaged (0 bytes)"]),
     "a pointer": ("one", None, pointer("model.safetensors"), ["model.safetensors", "pointer of Git LFS", "git lfs pull"]),

@@ -18,14 +18,6 @@ FILES = {
 }
 
 
-@pytest.fixture(scope="module")
-def chats():
-    def read(path):
-        return [json.loads(line)["messages"] for line in path.read_text(encoding="utf-8").splitlines()]
-
-    return read(builtin.TRAIN), read(builtin.HELDOUT)
-
-
 def names(chats):
     return {user["content"].split("`")[1] for user, _ in chats}
 
@@ -43,8 +35,9 @@ def test_source_and_licence_lie_beside_the_files():
     assert "ZERO-CLAUSE BSD LICENSE" in licence
 
 
-def test_the_split_is_disjoint_in_names_and_answers(chats):
-    train, heldout = chats
+def test_the_split_is_disjoint_in_names_and_answers():
+    lines = (path.read_text(encoding="utf-8").splitlines() for path in (builtin.TRAIN, builtin.HELDOUT))
+    train, heldout = ([json.loads(line)["messages"] for line in part] for part in lines)
     assert not names(train) & names(heldout)
     answers = [assistant["content"] for _, assistant in train + heldout]
     assert len(answers) == len(set(answers))
@@ -62,24 +55,3 @@ def test_vocabulary_and_special_tokens(tokenizer):
 @given(st.text())
 def test_any_text_survives_the_tokenizer(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_the_template_writes_chatml(tokenizer):
-    messages = [{"role": role, "content": role[:3]} for role in ("system", "user", "assistant")]
-    text = "<|im_start|>system\nsys<|im_end|>\n<|im_start|>user\nuse<|im_end|>\n"
-    turn = "<|im_start|>assistant\n"
-    assert tokenizer.apply_chat_template(messages, tokenize=False) == f"{text}{turn}ass<|im_end|>\n"
-    assert tokenizer.apply_chat_template(messages[:2], tokenize=False, add_generation_prompt=True) == text + turn
-
-
-def test_the_template_refuses_unknown_roles(tokenizer):
-    with pytest.raises(Exception, match="unknown role: tool"):
-        tokenizer.apply_chat_template([{"role": "tool", "content": "?"}], tokenize=False)
-
-
-def test_the_mask_marks_exactly_the_tokens_of_the_assistant(tokenizer, chats):
-    for first, second in zip(chats[1][:100], chats[1][100:200], strict=True):
-        messages = [{"role": "system", "content": "Be brief."}, *first, *second]
-        encoded = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
-        marked = [token for token, mask in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True) if mask]
-        assert tokenizer.decode(marked) == "".join(chat[1]["content"] + "<|im_end|>" for chat in (first, second))

@@ -55,7 +55,7 @@ def test_what_a_cell_does_not_show_is_kept_for_a_later_run():
     assert "NCCL_ALGO=Tree" in details("variables", variables(NCCL_ALGO={"is": "Tree"}))[1]
     assert details("paths")[0] == ("code: /code", "environment: /opt/env")
     assert details("code", {"git": LOOK["git"]}) == [()] * 3
-    changed = judged("code", {"git": {"commit": "a" * 40, "changed": ["train.py"]}})
+    changed = judged("code", clone("train.py"))
     assert changed["node1"][0].detail == ("train.py",)
 
 
@@ -141,33 +141,34 @@ def test_a_gpu_for_which_torch_has_no_code_is_red_where_a_rank_gets_it():
 
 
 # ---- code --------------------------------------------------------------------------------------------------------
+def clone(*changed, commit="a"):
+    return {"git": {"commit": commit * 40, "changed": list(changed)}}
+
+
 def files(**own):
     same = {"train.py": "1", "brigade/a.py": "2", "requirements.txt": "3"}
     return {f"node{n}": {"files": same | (own if n == 2 else {})} for n in (1, 2, 3)}
 
 
 def test_a_changed_file_is_named_and_never_overwritten():
-    git = {"commit": "a" * 40, "changed": ["train.py"]}
-    result = odd("code", {"git": git}, files=files(**{"train.py": "9"}), projects={"node2": "other"})
+    result = odd("code", clone("train.py"), files=files(**{"train.py": "9"}), projects={"node2": "other"})
     assert (result.level, result.problem) == ("red", "train.py differs from node1's")
     assert "git -C" in result.cure
     assert result.fix == ""
 
 
 def test_another_commit_is_checked_out_where_nothing_was_changed():
-    git = {"commit": "b" * 40, "changed": []}
-    result = odd("code", {"git": git}, files=files(**{"brigade/a.py": "9"}), projects={"node2": "other"})
+    result = odd("code", clone(commit="b"), files=files(**{"brigade/a.py": "9"}), projects={"node2": "other"})
     assert result.problem == f"another commit ({'b' * 9}) than node1 ({'a' * 9}); brigade/a.py differs from node1's"
     assert f"git checkout --quiet --detach {'a' * 40}" in result.fix
     assert "git status --porcelain" in result.fix  # looked at once more, where it runs
-    reference = {"git": {"commit": "a" * 40, "changed": ["train.py"]}}
-    found = judged("code", reference, {"git": git}, reference, files=files(**{"train.py": "9"}))
+    found = judged("code", clone("train.py"), clone(commit="b"), clone("train.py"), files=files(**{"train.py": "9"}))
     assert found["node2"][0].fix == ""
     assert "commit on node1" in found["node2"][0].cure
 
 
 def test_another_commit_with_the_same_files_is_a_warning():
-    result = odd("code", {"git": {"commit": "b" * 40, "changed": []}}, files=files())
+    result = odd("code", clone(commit="b"), files=files())
     assert result.level == "yellow"
     assert "no file differs" in result.why
 
@@ -178,15 +179,12 @@ def test_tools_of_tests_on_one_host_only_are_no_difference():
 
 
 def test_another_list_of_pins_is_a_warning():
-    git = {"git": {"commit": "a" * 40, "changed": ["requirements.txt"]}}
-    result = odd("code", git, files=files(**{"requirements.txt": "9"}))
+    result = odd("code", clone("requirements.txt"), files=files(**{"requirements.txt": "9"}))
     assert (result.level, result.value) == ("yellow", "requirements.txt differs")
 
 
 def test_a_recipe_that_this_run_does_not_read_is_a_warning_and_its_own_is_red():
-    git = {"git": {"commit": "a" * 40, "changed": ["recipes/x.yaml"]}}
-    other = files(**{"recipes/x.yaml": "9"})
-    result = odd("code", git, files=other)
+    result = odd("code", clone("recipes/x.yaml"), files=files(**{"recipes/x.yaml": "9"}))
     assert (result.level, result.why) == ("yellow", findings()["other-files-of-other-runs"].why)
     own = [{"own": {f"{REPOSITORY}/recipes/x.yaml": of}} for of in ("1", "9", "1")]
     found = judged("code", *own, files=files())  # git does not follow it

@@ -66,6 +66,10 @@ def test_every_variable_that_matters_is_compared_and_a_hosts_own_is_not(monkeypa
 
 
 # ---- paths -------------------------------------------------------------------------------------------------------
+def job(*words):
+    return make("recipes/tiny/full.yaml", list(words), None, {"node1": 2})
+
+
 def test_what_is_missing_is_red_and_what_leads_elsewhere_a_warning():
     gone = {"paths": LOOK["paths"] | {"code": {"there": False, "real": "/code"}}}
     assert (odd("paths", gone).level, odd("paths", gone).value) == ("red", "no code")
@@ -76,50 +80,45 @@ def test_what_is_missing_is_red_and_what_leads_elsewhere_a_warning():
 
 
 def test_a_recipe_adds_its_data_its_output_and_itself(tmp_path):
-    (tmp_path / "hosts").write_text("node1 slots=2\n")
     (tmp_path / "chats").mkdir()
     (tmp_path / "chats/a.jsonl").write_text("")
     words = ["--train_file", f"{tmp_path}/chats/*.jsonl", "--output_dir", str(tmp_path / "run")]
-    found = sameness.paths_of(make("recipes/tiny/full.yaml", words, str(tmp_path / "hosts")))
+    found = sameness.paths_of(job(*words))
     assert found["output"] == str(tmp_path / "run")
     assert found[f"data {tmp_path}/chats/*.jsonl"] == str(tmp_path / "chats")
     assert {"code", "environment", "recipe"} <= set(found)
 
 
-def test_data_in_object_storage_is_at_no_path(tmp_path):
+def test_data_in_object_storage_is_at_no_path():
     """It was looked for below the clone, and launch refused every host, which lacked it."""
-    (tmp_path / "hosts").write_text("node1 slots=2\n")
-    job = make("recipes/tiny/full.yaml", ["--train_file", "s3://bucket/rows-*.jsonl"], str(tmp_path / "hosts"))
-    assert not [what for what in sameness.paths_of(job) if what.startswith("data")]
+    found = sameness.paths_of(job("--train_file", "s3://bucket/rows-*.jsonl"))
+    assert not [what for what in found if what.startswith("data")]
 
 
 def test_all_that_a_run_reads_is_looked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "hosts").write_text("node1 slots=2\n")
     (tmp_path / "words").mkdir()
     (tmp_path / "mine.py").write_text("def loss(): ...\n")
     words = {"tokenizer_name_or_path": "words", "chat_template": "mine.jinja", "token_loss": "mine.py:loss"}
-    job = make("recipes/tiny/full.yaml", [f"--{key}={word}" for key, word in words.items()], "hosts")
-    found = sameness.paths_of(job)
+    own = job(*(f"--{key}={word}" for key, word in words.items()))
+    found = sameness.paths_of(own)
     assert found["tokenizer"] == f"{tmp_path}/words"
     # One that is nowhere is looked for in the clone, as ranks do.
-    assert set(sameness.own_files(job)) >= {f"{tmp_path}/mine.py", f"{REPOSITORY}/mine.jinja"}
+    assert set(sameness.own_files(own)) >= {f"{tmp_path}/mine.py", f"{REPOSITORY}/mine.jinja"}
 
 
 def test_paths_are_those_that_the_ranks_find(tmp_path, monkeypatch):
     """A ~ is each rank's own; what is named from here is named from there in full, for probes start elsewhere."""
-    (tmp_path / "hosts").write_text("node1 slots=2\n")
     (tmp_path / "mine.jsonl").write_text("")
     (tmp_path / "zero.json").write_text((REPOSITORY / "ds_configs/zero2.json").read_text())
     monkeypatch.chdir(tmp_path)
     named = {"mine.jsonl": f"{tmp_path}/mine.jsonl", "*.jsonl": str(tmp_path), "~/data/a.jsonl": "~/data/a.jsonl"}
     for name, path in named.items():
-        words = ["--train_file", name, "--ds_config", "zero.json", "--model_name_or_path", "~/model"]
-        job = make("recipes/tiny/full.yaml", words, str(tmp_path / "hosts"))
-        found = sameness.paths_of(job)
+        own = job("--train_file", name, "--ds_config", "zero.json", "--model_name_or_path", "~/model")
+        found = sameness.paths_of(own)
         assert found[f"data {name}"] == path
         assert found["model"] == "~/model"
-        assert sameness.own_files(job) == [str(REPOSITORY / "recipes/tiny/full.yaml"), f"{tmp_path}/zero.json"]
+        assert sameness.own_files(own) == [str(REPOSITORY / "recipes/tiny/full.yaml"), f"{tmp_path}/zero.json"]
 
 
 def test_a_home_is_this_hosts(tmp_path, monkeypatch):

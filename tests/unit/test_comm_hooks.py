@@ -76,9 +76,3 @@ def test_ddp_and_one_process_take_all(load, hook, size):
 def test_power_sgd_and_loss_scaling_exclude_each_other(load, mistake):
     message = mistake(choose, load("--ddp_comm_hook", "power_sgd", "--fp16"), world(0, 2), {})
     assert "power_sgd" in message and "bf16" in message
-
-
-def test_the_hook_belongs_to_a_runs_identity(load):
-    from brigade.train.recipe.schema import identity
-
-    assert identity(load().recipe, None) != identity(load("--ddp_comm_hook", "fp16").recipe, None)

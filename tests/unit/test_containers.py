@@ -92,8 +92,7 @@ def test_secrets_and_runs_stay_out_of_an_image():
 
 
 def test_shellcheck_has_nothing_to_say_about_the_scripts():
-    done = subprocess.run([shellcheck(), CONTAINERS / "sshd", CONTAINERS / "make_keys"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    shellcheck(CONTAINERS / "sshd", CONTAINERS / "make_keys")
 
 
 @pytest.mark.slow

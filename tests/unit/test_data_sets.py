@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from brigade.train.data import builtin, sources
+from brigade.train.data import sources
 from brigade.train.data.build import plan
 
 CONTENT = [{"text": f"text {i}"} for i in range(6)]
@@ -30,19 +30,6 @@ def laid_out(tmp_path):
         for split, content in splits.items():
             (folder / f"{split}-00000-of-00001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
         return str(tmp_path / "set")
-
-    return call
-
-
-@pytest.fixture
-def saved(tmp_path):
-    """saved(train=rows, ...): a directory of save_to_disk."""
-    import datasets
-
-    def call(**splits):
-        parts = {split: datasets.Dataset.from_list(content) for split, content in splits.items()}
-        datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "saved"))
-        return str(tmp_path / "saved")
 
     return call
 
@@ -158,10 +145,7 @@ def test_contradictions(saved, opened, mistake, tmp_path):
 
 # ---- what they are known by ----------------------------------------------------------------------------------------
 @pytest.fixture
-def fingerprint(load):
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(builtin.TOKENIZER)
+def fingerprint(load, tokenizer):
     return lambda **data: plan(load(data=data), tokenizer)[2]
 
 

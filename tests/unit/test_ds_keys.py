@@ -41,11 +41,9 @@ from hypothesis import strategies as st
 
 from brigade.train.strategy.deepspeed_config import judge
 from testing.ds_keys import ALLOWED, DEPRECATED, OWNED, REMOVED, TABLE
-from testing.shipped import shipped
 from testing.strategies import changed
 
 LIMITS = ("gt", "ge", "lt", "le")
-DS_CONFIGS = {path.stem: json.loads(path.read_text()) for path in shipped("ds_configs/*.json")}
 
 MODELS = {
     "zero_optimization": DeepSpeedZeroConfig,

@@ -27,12 +27,8 @@ PLACE = "flag --accelerate_config: parallelism_config_ep_size"
 
 
 @pytest.fixture
-def file(tmp_path):
-    def write(document):
-        (tmp_path / "a.yaml").write_text(json.dumps(document))
-        return ["--accelerate_config", str(tmp_path / "a.yaml")]
-
-    return write
+def file(write_json):
+    return lambda document: ["--accelerate_config", write_json(document, "a.yaml")]
 
 
 @pytest.fixture
@@ -84,18 +80,16 @@ def test_strategies_that_it_goes_with(file, document, kind, data):
     assert strategy.writes_in_parts
 
 
-def test_stages_under_zero1_divide_experts_by_the_ds_config_too(tmp_path):
+def test_stages_under_zero1_divide_experts_by_the_ds_config_too(write_json):
     config = {"zero_optimization": {"stage": 1}, "pipeline": {"stages": 2}}
     config["expert_parallel"] = {"enabled": True, "autoep_size": 2}
-    (tmp_path / "ds.json").write_text(json.dumps(config))
-    assert str(chosen(["--ds_config", str(tmp_path / "ds.json")]).axes) == "pipeline 2 x expert 2"
+    assert str(chosen(["--ds_config", write_json(config)]).axes) == "pipeline 2 x expert 2"
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_deepspeeds_autoep_is_refused_with_its_error(tmp_path, stage, mistake):
+def test_deepspeeds_autoep_is_refused_with_its_error(write_json, stage, mistake):
     config = {"zero_optimization": {"stage": stage}, "expert_parallel": {"enabled": True, "autoep_size": 2}}
-    (tmp_path / "ds.json").write_text(json.dumps(config))
-    message = mistake(chosen, ["--ds_config", str(tmp_path / "ds.json")])
+    message = mistake(chosen, ["--ds_config", write_json(config)])
     assert "takes 2 positional arguments" in message
     assert "expert_parallel.autoep_size" in message and "fsdp2_ep2" in message
 

@@ -17,29 +17,19 @@ from brigade.__main__ import main
 from brigade.errors import UserError
 from brigade.export import card, hugging_face
 from brigade.export.card import Base
-from brigade.train.data import builtin
 from brigade.train.host import hub as reaching
 from brigade.train.recipe import flags
-from brigade.train.recipe.files import REPOSITORY
 from brigade.train.recipe.schema import Recipe
 from brigade.train.run.directory import RECORD
 from brigade.train.run.success import SUCCESS
-from testing import gguf_models
+from testing import gguf_models, runs
 from testing.pretended_hub import READS, WRITES, pretended_hub
-from testing.small_configs import LEAST
 
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory):
     """A finished run of a tiny model that was trained whole."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-    folder = tmp_path_factory.mktemp("run")
-    config = json.loads((REPOSITORY / "recipes/tiny/config.json").read_text())
-    config |= LEAST
-    (folder / "config.json").write_text(json.dumps(config))
-    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(builtin.TOKENIZER).save_pretrained(folder)
+    folder = runs.write_model(tmp_path_factory.mktemp("run"), "llama")
     for name in (RECORD, SUCCESS):
         (folder / name).write_text("{}")
     return folder

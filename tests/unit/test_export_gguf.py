@@ -6,7 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from gguf import GGUFReader
+from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken, Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from brigade.export import gguf, gguf_tokenizer
 from brigade.train.data.layout import TEMPLATES
@@ -21,8 +24,6 @@ TEXTS = ["Hello  it's 2026\n\n x", "<|im_start|>user\nFüße 東京 🙂<|im_end
 
 @pytest.mark.parametrize("name", gguf_models.PLAIN)
 def test_transformers_reads_the_model_and_the_tokenizer_back(name, tmp_path):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     folder = gguf_models.save(tmp_path / "model", **gguf_models.PLAIN[name])
     gguf.write(folder, tmp_path / "x.gguf", "F16", gguf.About("x"))
     model = AutoModelForCausalLM.from_pretrained(folder)
@@ -44,8 +45,6 @@ def test_transformers_reads_the_model_and_the_tokenizer_back(name, tmp_path):
 
 
 def test_weights_in_8_bits_are_within_half_a_step(tmp_path):
-    from transformers import AutoModelForCausalLM
-
     folder = gguf_models.save(tmp_path / "model", **gguf_models.PLAIN["qwen3"])
     gguf.write(folder, tmp_path / "x.gguf", "Q8_0", gguf.About("x"))
     ours = AutoModelForCausalLM.from_pretrained(folder).state_dict()
@@ -59,9 +58,6 @@ def test_weights_in_8_bits_are_within_half_a_step(tmp_path):
 
 def test_what_llama_cpp_reads_stands_in_the_file(tmp_path):
     """Tokens beyond the tokenizer's, kinds of tokens, both ends of an answer, and the chat template without marks."""
-    from gguf import GGUFReader
-    from transformers import AutoTokenizer, GenerationConfig
-
     folder = gguf_models.save(tmp_path / "model", **gguf_models.PLAIN["llama-tied"])
     changed = AutoTokenizer.from_pretrained(folder)
     changed.add_tokens(["<tool>"])
@@ -108,8 +104,6 @@ def test_a_pre_tokenizer_has_llama_cpps_name_or_none(pre, ignore_merges, name):
 
 @pytest.mark.parametrize("name", pre_tokenizers.NAMES)
 def test_a_tokenizer_can_be_made_to_split_as_each_name_says(name, tokenizer):
-    from tokenizers import Tokenizer
-
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     pre_tokenizers.split(backend, name)
     document = json.loads(backend.to_str())
@@ -160,8 +154,6 @@ def test_a_model_that_llama_cpp_would_compute_differently_is_refused(keys, words
 
 
 def test_a_tokenizer_that_takes_spaces_around_a_token_is_refused(tokenizer, mistake):
-    from tokenizers import AddedToken, Tokenizer
-
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.add_tokens([AddedToken("<mask>", lstrip=True)])
     assert "'<mask>' takes the spaces" in mistake(
@@ -174,8 +166,6 @@ def test_a_tokenizer_that_takes_spaces_around_a_token_is_refused(tokenizer, mist
     ("F16", "input_layernorm.weight", math.nan),
 ])  # fmt: skip
 def test_a_weight_that_no_format_holds_leaves_no_file(tmp_path, mistake, kind, name, value):
-    from safetensors.torch import load_file, save_file
-
     folder = gguf_models.save(tmp_path / "model", **gguf_models.PLAIN["qwen2"])
     weights = load_file(folder / "model.safetensors")
     weights[f"model.layers.0.{name}"].view(-1)[0] = value

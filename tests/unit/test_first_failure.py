@@ -31,6 +31,11 @@ def judge(monkeypatch):
     return Judge(two_hosts(), "torchrun", 5.0, SimpleNamespace(set=_nothing, say=said.append, said=said))
 
 
+def all_say(judge, **what):
+    for rank, channel in enumerate(judge.channels):
+        judge.on_rank(channel, rank, **what)
+
+
 def after(seconds, judge):
     NOW[0] += seconds
     judge.check_start()
@@ -53,8 +58,7 @@ def test_that_no_rank_starts_is_found_too(judge):
 
 def test_ranks_that_meet_and_do_not_reach_each_other_count_for_the_start_too(judge):
     """A firewall that opens the master port alone: issue 17 saw 552 s of silence, and a cure for another fault."""
-    for rank, channel in enumerate(judge.channels):
-        judge.on_rank(channel, rank, pid=rank, stage="waiting")
+    all_say(judge, pid=1, stage="waiting")
     judge.check_start()
     after(4, judge)
     assert not judge.failures
@@ -71,8 +75,7 @@ def test_who_comes_late_to_the_rendezvous_gives_the_others_time_anew(judge):
     judge.on_rank(judge.channels[1], 1, pid=2, stage="waiting")
     judge.check_start()
     after(4, judge)
-    for rank, channel in enumerate(judge.channels):
-        judge.on_rank(channel, rank, stage="joined")
+    all_say(judge, stage="joined")
     after(60, judge)
     assert not judge.failures
 
@@ -152,8 +155,7 @@ def test_a_hang_is_judged_once_all_ranks_are_silent_and_have_said_where_they_wai
 
 
 def test_a_hang_in_which_all_wait_for_each_other_is_no_hosts_fault(judge):
-    for rank, channel in enumerate(judge.channels):
-        judge.on_rank(channel, rank, silent=SILENT, waits={"collective": "nccl:all_reduce", "number": 7, "group": "0"})
+    all_say(judge, silent=SILENT, waits={"collective": "nccl:all_reduce", "number": 7, "group": "0"})
     judge.check_hang()
     fault = fault_of(judge.failures[0])
     assert "ranks 0-1 have waited for each other in all-reduce" in fault.in_words
@@ -162,8 +164,7 @@ def test_a_hang_in_which_all_wait_for_each_other_is_no_hosts_fault(judge):
 
 def test_a_rank_that_moves_again_takes_everything_back(judge):
     """As a launch reads it that was itself suspended: what came first, first."""
-    for rank in (0, 1):
-        judge.on_rank(judge.channels[rank], rank, silent=SILENT)
+    all_say(judge, silent=SILENT)
     judge.on_rank(judge.channels[1], 1, silent=None)
     NOW[0] += 3600
     judge.check_hang()
@@ -190,8 +191,7 @@ def test_a_rank_that_ends_with_0_in_mid_run_failed_first_whatever_the_others_rep
 
 
 def test_ranks_that_end_with_0_when_their_work_is_done_are_no_failures(judge):
-    for rank, channel in enumerate(judge.channels):
-        judge.on_rank(channel, rank, exit=0)
+    all_say(judge, exit=0)
     assert not judge.failures
 
 

@@ -1,6 +1,7 @@
 """Under FSDP2 one rank sends all ranks their shards of one weight after the other, out of the model's files; experts that are
 published in MXFP4 are loaded in a run's own precision."""
 
+import contextlib
 import json
 import weakref
 from pathlib import Path
@@ -124,6 +125,19 @@ def test_one_weight_after_the_other_is_the_model_that_is_loaded_whole(kind, tied
         assert not found[scores.HEAD].any()
 
 
+@contextlib.contextmanager
+def one_of_two(monkeypatch, rank, local_rank):
+    """Be this rank of two under FSDP2, the other pretended."""
+    told = {"ACCELERATE_USE_FSDP": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true", "LOCAL_RANK": str(local_rank)}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=2)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 COPIES = (["--use_dora"], ["--lora_modules_to_save", "lm_head"], ["--trainable_token_indices", "3"])
 
 
@@ -137,14 +151,8 @@ def test_what_adapters_begin_with_is_on_the_first_rank(words, own, rank, load, t
     settings = load("--model_name_or_path", str(tmp_path), "--from_scratch", "false", *words)
     plain, with_places = fsdp2.hold_places, []
     monkeypatch.setattr(fsdp2, "hold_places", lambda model: with_places.append(plain(model)))
-    for name in ("ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING"):
-        monkeypatch.setenv(name, "true")
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=2)
-    try:
+    with one_of_two(monkeypatch, rank, local_rank=0):
         model = load_base(settings, str(tmp_path), torch.float32)
-    finally:
-        torch.distributed.destroy_process_group()
     assert bool(with_places) == (not own or rank == 1)
     assert arrive_one_by_one(settings, str(tmp_path)) == (not own)
     assert not any(arrive_one_by_one(load("--use_peft", *each), str(tmp_path)) for each in COPIES)
@@ -203,14 +211,8 @@ def test_a_rank_that_is_sent_its_weights_reads_none(published, monkeypatch, fres
     """Under FSDP2 the second rank of a host: parameters with places of their own on the CPU, buffers as they are meant."""
     settings = flags.load(["--model_name_or_path", str(published), "--bf16", "--use_peft"])
     whole = load_base(settings, str(published), torch.bfloat16)
-    told = {"ACCELERATE_USE_FSDP": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true", "LOCAL_RANK": "1"}
-    for name, value in told.items():
-        monkeypatch.setenv(name, value)
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
-    try:
+    with one_of_two(monkeypatch, 1, local_rank=1):
         sent = load_base(settings, str(published), torch.bfloat16)
-    finally:
-        torch.distributed.destroy_process_group()
     described = [
         [(name, p.shape, p.dtype, p.device) for name, p in model.named_parameters()] for model in (whole, sent)
     ]

@@ -242,12 +242,17 @@ def test_a_difference_counts_held_out_losses_and_needs_as_many():
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_every_case_has_a_reference_and_one_name(ranks):
+def test_every_case_has_a_reference_one_name_and_the_global_batch(ranks):
     cases = strategies.cases_of(ranks, small=False)
     names = {each["name"] for each in strategies.references(small=False)}
     assert {each["reference"] for each in cases} <= names
     assert not names & {each["name"] for each in cases}
     assert len({each["name"] for each in cases}) == len(cases)
+    for each in cases:
+        lane = gpu_lane.CASES[each["name"].removesuffix(" resumed")]
+        micro = int(each["flags"][each["flags"].index("--per_device_train_batch_size") + 1])
+        assert runs.GLOBAL_BATCH % (micro * ranks // lane.divided) == 0
+        assert each["flags"].count("--attn_implementation") == 1, "with `auto` each run would prove all kernels first"
 
 
 def test_the_command_needs_the_standard_library_only():
@@ -265,15 +270,6 @@ def test_the_cases_are_those_of_the_gpu_lane_that_these_ranks_can_be_divided_int
     assert "zero1 tensor" in names[2] and not {"3D", "hsdp", "fsdp2 tensor"} & set(names[2])
     assert {"zero3", "fsdp2", "zero3 lora"} < set(names[1]) < set(names[2])
     assert not [name for name in names[1] if name.startswith("ddp") or "tensor" in name or "pipeline" in name]
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_every_case_has_the_global_batch(ranks):
-    for each in strategies.cases_of(ranks, small=False):
-        lane = gpu_lane.CASES[each["name"].removesuffix(" resumed")]
-        micro = int(each["flags"][each["flags"].index("--per_device_train_batch_size") + 1])
-        assert runs.GLOBAL_BATCH % (micro * ranks // lane.divided) == 0
-        assert each["flags"].count("--attn_implementation") == 1, "with `auto` each run would prove all kernels first"
 
 
 @pytest.mark.parametrize("log, why", [

@@ -60,7 +60,8 @@ def test_every_entry_has_numbers_and_source():
 
 
 @pytest.mark.parametrize("written, kind", [
-    ("H100 SXM", "H100 80GB"), ("H100-SXM-80GB", "H100 80GB"), ("A800-80GB", "A800 80GB"), ("A100 (paper, 80GB)", "A100 80GB"),
+    *((name, "H100 80GB") for name in ("h100", "H100 SXM", "H100-SXM-80GB", "h100_80gb", "NVIDIA H100 80GB HBM3", "DGX-H100")),
+    ("A800-80GB", "A800 80GB"), ("A100 (paper, 80GB)", "A100 80GB"),
     ("B200-SXM", "B200"), ("H200-SXM-141GB", "H200"), ("4090 24GB", "RTX 4090"), ("NVIDIA A100-PCIE-40GB", "A100 PCIe 40GB"),
     ("A100 80GB PCIe", "A100 PCIe 80GB"), ("A100-PCIe", "A100 PCIe 80GB"), ("A800 80GB PCIe", "A800 PCIe 80GB"),
     ("a6000", "RTX A6000"), ("6000 ada", "RTX 6000 Ada"), ("V100 16GB", "V100 16GB"), ("V100-PCIE-32GB", "V100 PCIe 32GB"),
@@ -89,6 +90,7 @@ def test_a_card_that_nobody_has_suggests_the_nearest(written, near, user_error):
 def test_a_card_that_is_not_there_shows_the_entry_to_write(tmp_path, monkeypatch, user_error):
     monkeypatch.setenv("BRIGADE_CALIBRATION", str(tmp_path / "own.yaml"))
     error = user_error(gpu, "Foo 9000")
+    assert "known are A100 40GB, A100 80GB, H100" in error.problem and f"({len(catalogue())} in all)" in error.problem
     entry = error.cure.partition("own.yaml: ")[2].partition("; ")[0]
     assert entry.startswith("gpus: {'Foo 9000': {driver: NAME, memory_gib: ...,")
     (tmp_path / "written.yaml").write_text(entry.replace("...", "10").replace("NAME", "Foo"))

@@ -17,6 +17,7 @@ METHODS = {
     ("mistral", "flex_attention"): packed_samples.POSITIONS, ("deepseek_v3", "sdpa"): packed_samples.POSITIONS,
     ("gpt_oss", "eager"): packed_samples.MASKS,
     ("deepseek_v4", "eager"): packed_samples.NOTHING,  # it takes 4 or 128 neighbours for one, whoever's they are
+    ("llama4_text", "sdpa"): packed_samples.POSITIONS,
     ("granitemoe", "sdpa"): packed_samples.POSITIONS,  # rounding moves its logits by 1.1e-6
     ("gemma4_text", "sdpa"): packed_samples.POSITIONS, ("glm_moe_dsa", "eager"): packed_samples.POSITIONS,
     ("kimi_linear", "eager"): packed_samples.POSITIONS,
@@ -37,25 +38,18 @@ def test_the_method_of_an_architecture(family, how):
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("family, how", [
-    ("qwen3_next", "varlen"), ("lfm2", "sdpa"), ("mamba2", "eager"), ("kimi_linear", "eager"), ("minimax", "sdpa"),
+@pytest.mark.parametrize("family, how, mended_by", [
+    *((family, how, "is_stateful") for family, how in (
+        ("qwen3_next", "varlen"), ("lfm2", "sdpa"), ("mamba2", "eager"), ("kimi_linear", "eager"), ("minimax", "sdpa"))),
+    ("llama4_text", "sdpa", "count_within_samples"),  # queries are scaled by the number of tokens before, from the 8,192nd on
 ])  # fmt: skip
-def test_a_state_that_goes_on_from_sample_to_sample_is_found(family, how, monkeypatch):
-    """As where a new architecture's layers are not known to have one."""
+def test_what_goes_on_from_sample_to_sample_is_found(family, how, mended_by, monkeypatch):
+    """As where a new architecture's layers are not known to have a state, or to count."""
     config = AutoConfig.for_model(family, **LACKING.get(family, {}))
     monkeypatch.setattr(packed_samples, "_tried", packed_samples._tried.__wrapped__)  # no result of another test
     assert packed_samples.method_of(config, how)[0] != packed_samples.NOTHING
-    monkeypatch.setattr(sample_by_sample, "is_stateful", lambda layer: False)
+    monkeypatch.setattr(sample_by_sample, mended_by, lambda _: False)
     assert packed_samples.method_of(config, how)[0] == packed_samples.NOTHING
-
-
-def test_tokens_that_are_counted_from_a_row_s_beginning_are_found(monkeypatch):
-    """Llama 4 scales queries by the number of tokens before them, from the 8,192nd on."""
-    config = AutoConfig.for_model("llama4_text")
-    monkeypatch.setattr(packed_samples, "_tried", packed_samples._tried.__wrapped__)  # no result of another test
-    assert packed_samples.method_of(config, "sdpa")[0] == packed_samples.POSITIONS
-    monkeypatch.setattr(sample_by_sample, "count_within_samples", lambda model: None)
-    assert packed_samples.method_of(config, "sdpa")[0] == packed_samples.NOTHING
 
 
 @pytest.mark.parametrize("family, packing, lengths, longest", [

@@ -93,6 +93,13 @@ def test_kubernetes_expands_nothing_in_flags_and_reads_words_as_words():
 
 
 # ---- SkyPilot ----------------------------------------------------------------------------------------------------
+def parse(home, *paths):
+    """How SkyPilot's own parser ends with these tasks."""
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    command = [str(SKY), "tests/jobs/parse_sky.py", *paths]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+
+
 @pytest.fixture(scope="module")
 def parsed(tmp_path_factory):
     """What SkyPilot makes of every task, by recipe, hostfile and flags; one process parses them all."""
@@ -107,9 +114,7 @@ def parsed(tmp_path_factory):
         with contextlib.chdir(ROOT):
             path.write_text(text("skypilot", job(case[0], *case[2], hostfile=case[1])))
         paths[case] = str(path)
-    environment = {"PATH": os.environ["PATH"], "HOME": str(directory), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
-    command = [str(SKY), "tests/jobs/parse_sky.py", *paths.values()]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    done = parse(directory, *paths.values())
     assert done.returncode == 0, done.stderr[-3000:]
     tasks = json.loads(done.stdout)
     return {case: tasks[path] for case, path in paths.items()}
@@ -139,9 +144,7 @@ def test_skypilot_refuses_what_it_does_not_know(change, parsed, tmp_path):
     task[key] = task["resources"] | value if key == "resources" else value
     path = tmp_path / "task.yaml"
     path.write_text(yaml.safe_dump(task))
-    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
-    command = [str(SKY), "tests/jobs/parse_sky.py", str(path)]
-    assert subprocess.run(command, env=environment, capture_output=True, timeout=60).returncode != 0
+    assert parse(tmp_path, path).returncode != 0
 
 
 @pytest.mark.parametrize("recipe, ranks", [("recipes/tiny/full.yaml", "8"), ("recipes/qwen3-8b/full.yaml", "4")])
@@ -154,9 +157,7 @@ def test_each_node_starts_its_own_ranks(recipe, ranks, tmp_path):
     task = document(job(recipe, "--model_name_or_path", "it's a $model"))
     (tmp_path / "run.sh").write_text("#!/bin/bash\n" + task["run"])
     (tmp_path / "setup.sh").write_text("#!/bin/bash\n" + task["setup"])
-    for name in ("run.sh", "setup.sh"):
-        done = subprocess.run([shellcheck(), "--severity", "warning", tmp_path / name], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout
+    shellcheck("--severity", "warning", tmp_path / "run.sh", tmp_path / "setup.sh")
     (tmp_path / "out").mkdir()
     codes = []
     for _ in ("without the success marker", "with it"):

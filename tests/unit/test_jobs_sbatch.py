@@ -17,7 +17,6 @@ from brigade.train.run import events, starts
 from testing.pretended_slurm import NASTY, SCONTROL, Batch
 from testing.programs import shellcheck
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 TINY = "recipes/tiny/full.yaml"
 
@@ -30,6 +29,15 @@ def batch(tmp_path):
 def script(*flags, recipe=TINY, hosts=2, slots=8, restarts=()):
     job = make(recipe, list(flags), "hostfiles/2x8", {f"node{n + 1}": slots for n in range(hosts)})
     return text("sbatch", job, restarts=restarts)
+
+
+def noticed(batch, written, started=2):
+    """The exit code and the output of a job that hangs until Slurm's notice, which comes when so many hosts have started."""
+    process = batch.start(written, "hang")
+    batch.wait_for(started)
+    process.send_signal(signal.SIGUSR1)
+    output, _ = process.communicate(timeout=30)
+    return process.returncode, output
 
 
 def test_each_host_has_its_own_rank_and_all_have_one_meeting_point(batch):
@@ -117,11 +125,8 @@ def test_ranks_that_pre_emption_ended_are_queued_again(batch):
 
 
 def test_notice_of_the_end_stops_the_ranks_and_queues_again(batch):
-    process = batch.start(script(), "hang")
-    batch.wait_for(2)
-    process.send_signal(signal.SIGUSR1)
-    output, _ = process.communicate(timeout=30)
-    assert process.returncode == 0, output
+    code, output = noticed(batch, script())
+    assert code == 0, output
     calls = [call for call in batch.calls if not call.startswith(("srun --", "scontrol show"))]
     assert calls == ["scancel --signal=TERM 41234", "scontrol requeue 41234"]
     assert "newest checkpoint" in output
@@ -134,10 +139,7 @@ def test_a_job_whose_notice_comes_before_its_first_step_comes_back_so_often_and_
     """Its ranks are told to end before train.py has counted anything."""
     written = script(restarts=restarts)
     for _ in range(starts.MOST):
-        process = batch.start(written, "hang")
-        batch.wait_for(1 if restarts else 2)
-        process.send_signal(signal.SIGUSR1)
-        assert process.communicate(timeout=30) and process.returncode == 0
+        assert noticed(batch, written, 1 if restarts else 2)[0] == 0
         for path in batch.directory.glob("started-?"):
             path.unlink()
     requeued = batch.calls.count("scontrol requeue 41234")
@@ -159,11 +161,7 @@ def test_a_notice_before_anything_was_started_queues_the_job_again(batch):
 def test_a_run_that_ends_well_at_the_notice_is_not_queued_again(batch):
     (batch.directory / "outputs/tiny-full-ddp").mkdir(parents=True)
     (batch.directory / "outputs/tiny-full-ddp/success.json").touch()
-    process = batch.start(script(), "hang")
-    batch.wait_for(2)
-    process.send_signal(signal.SIGUSR1)
-    process.communicate(timeout=30)
-    assert process.returncode == 0 and not any("requeue" in call for call in batch.calls)
+    assert noticed(batch, script())[0] == 0 and not any("requeue" in call for call in batch.calls)
 
 
 @pytest.mark.parametrize("by, again", [("SIGTERM to rank 1", True), ("SIGUSR1", True), ("the file stop", False)])
@@ -184,11 +182,7 @@ def test_the_notice_is_as_long_as_the_run_has_measured_and_says_so(batch, tmp_pa
 
 def test_a_requeue_that_slurm_refuses_is_a_failure(batch):
     batch.program(batch.directory / "bin/scontrol", "#!/bin/bash\n" + SCONTROL + '[ "$1" != requeue ]\n')
-    process = batch.start(script(), "hang")
-    batch.wait_for(2)
-    process.send_signal(signal.SIGUSR1)
-    process.communicate(timeout=30)
-    assert process.returncode != 0
+    assert noticed(batch, script())[0] != 0
 
 
 def test_started_by_hand_it_says_how(tmp_path):
@@ -230,5 +224,4 @@ def test_shellcheck_finds_nothing(flags, severity, restarts, tmp_path):
     path = tmp_path / "job.sbatch"
     path.write_text(script(*flags, restarts=restarts))
     subprocess.run(["bash", "-n", path], check=True)
-    done = subprocess.run([shellcheck(), "--severity", severity, path], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    shellcheck("--severity", severity, path)

@@ -1,21 +1,16 @@
 """Keys of messages, calls and definitions of tools in the spellings of other tools: read, counted or refused, never lost; and
 keys of their data sets, as docs/evidence/peer-keys.md says."""
 
-import copy
 import datetime
 import decimal
-import functools
 import json
 
 import pytest
 
 from benchmarks.peer_keys import CASES, PREFERENCES
-from brigade.train.data.chat_template import ChatTemplates
-from brigade.train.data.encode import Encoder, LoadedEncoder
-from brigade.train.data.layout import TEMPLATES
 from brigade.train.data.messages import turns
 from brigade.train.data.order import check_order
-from brigade.train.data.rows import BadRow, RowChunk
+from brigade.train.data.rows import BadRow
 from brigade.train.data.tool_calls import tool_definitions
 
 QUESTION = {"role": "user", "content": "q"}
@@ -62,6 +57,10 @@ def test_arguments_of_a_call_in_any_spelling(call):
     {"name": "f", "arguments": None},
     {"name": "f", "arguments": ""},
     {"name": "f", "arguments": "{}"},
+    # What is said about a call is none of its arguments.
+    {"function": {"name": "f", "arguments": "{}"}, "caller": {"type": "direct"}}, {"function": {"name": "f"}, "approved": True},
+    {"function": {"name": "f", "arguments": None}, "cache_control": {"type": "ephemeral"}},
+    {"name": "f", "arguments": None, "approved": True}, {"name": "f", "arguments": {}, "days": 3},
 ], ids=str)  # fmt: skip
 def test_a_call_without_arguments(call):
     assert calls(call) == [{"name": "f", "arguments": {}}]
@@ -110,15 +109,6 @@ def test_a_call_that_the_text_beside_it_spells_is_refused(text):
 ])  # fmt: skip
 def test_a_text_beside_calls_may_speak_of_them(text):
     assert read(answer(content=text, tool_calls=[{"name": "f", "arguments": {}}]))["content"] == text
-
-
-@pytest.mark.parametrize("call", [
-    {"function": {"name": "f", "arguments": "{}"}, "caller": {"type": "direct"}}, {"function": {"name": "f"}, "approved": True},
-    {"function": {"name": "f", "arguments": None}, "cache_control": {"type": "ephemeral"}},
-    {"name": "f", "arguments": None, "approved": True}, {"name": "f", "arguments": {}, "days": 3},
-], ids=str)  # fmt: skip
-def test_what_is_said_about_a_call_without_arguments_is_none_of_them(call):
-    assert calls(call) == [{"name": "f", "arguments": {}}]
 
 
 @pytest.mark.parametrize("content", [
@@ -246,14 +236,14 @@ def test_what_a_call_of_its_own_turn_says_besides_is_not_lost():
 @pytest.mark.parametrize("key", ["tools", "functions"])
 def test_tools_of_a_turn_are_refused_where_the_template_does_not_read_them(encode, key):
     row = {"messages": [{"role": "system", "content": "s", key: [{"name": "f"}]}, QUESTION, answer()]}
-    ((_, error),) = encode(row).bad
+    ((_, error),) = encode(row, "answers").bad
     assert f"the key {key!r} of a turn holds tools" in error.args[0]
     row["messages"][0][key] = []
-    assert not encode(row).bad
-    ((_, error),) = encode({"messages": [QUESTION, answer()], "tool_schemas": [{"name": "f"}]}).bad
+    assert not encode(row, "answers").bad
+    ((_, error),) = encode({"messages": [QUESTION, answer()], "tool_schemas": [{"name": "f"}]}, "answers").bad
     assert "holds definitions of tools" in error.args[0] and "columns: {tools: tool_schemas}" in error.args[1]
     for bad in (0, "0", False):
-        ((_, error),) = encode({"prompt": "q", "completion": "a", "kto_tag": bad}).bad
+        ((_, error),) = encode({"prompt": "q", "completion": "a", "kto_tag": bad}, "answers").bad
         assert "says that the answer is a bad one" in error.args[0]
 
 
@@ -286,22 +276,6 @@ def test_definitions_that_cannot_be_read_are_refused(tools, said):
 
 
 # ---- keys of peers ---------------------------------------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def encode(tokenizer):
-    """encode(row, columns, template, rows): the row's chunk, encoded."""
-
-    @functools.cache
-    def machine(template, rows):
-        text = (TEMPLATES / f"{template}.jinja").read_text()
-        backend = tokenizer.backend_tokenizer.to_str()
-        return LoadedEncoder(Encoder(backend, ChatTemplates(text), {}, tokenizer.eos_token_id, 4096, True, rows=rows))
-
-    def call(row, columns=None, template="chatml", rows="answers"):
-        return machine(template, rows).encode(RowChunk([copy.deepcopy(row)], "here", 1, 1, None), columns or {})
-
-    return call
-
-
 def supervised(tokenizer, found):
     """The supervised parts, each without the token that ends it."""
     parts, before = [], False
@@ -314,7 +288,7 @@ def supervised(tokenizer, found):
 
 @pytest.mark.parametrize("case", [*CASES, *PREFERENCES], ids=lambda case: f"{case['by']} {case['key']}"[:60])
 def test_a_key_of_another_tool(encode, tokenizer, case):
-    found = encode(case["row"], case.get("columns"), case.get("template", "chatml"), case.get("rows", "answers"))
+    found = encode(case["row"], case.get("rows", "answers"), case.get("columns"), case.get("template", "chatml"))
     if case["is"] == "refused":
         ((_, error),) = found.bad
         problem, cure = error.args

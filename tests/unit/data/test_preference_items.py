@@ -128,11 +128,6 @@ def test_a_pair_of_which_nothing_is_left_is_named_by_its_line(prepared, mistake,
     assert "raise max_length, or drop the row; skip_bad_rows" in message
 
 
-def test_a_bad_pair_is_named_by_its_line(prepared, mistake, tmp_path):
-    message = mistake(prepared, [*pairs("a", 3), {"prompt": "a", "completion": "b"}], pairs("h", 2))
-    assert f"{tmp_path / 'a.jsonl'}, line 4" in message and "no better and worse answer here" in message
-
-
 def test_pairs_that_are_trained_on_and_held_out_are_counted(prepared):
     content = pairs("a", 6)
     turned = [pair | {"chosen": pair["rejected"], "rejected": pair["chosen"]} for pair in content[:2]]
@@ -238,9 +233,8 @@ def test_objectives_that_read_the_same_share_a_cache_and_answers_have_the_old_on
     assert set(of_the_data[2]) == known, "a key more would prepare the data of an unfinished run anew"
 
 
-def test_answers_are_stored_as_before(prepare, write):
-    data = {"train_file": write("a.jsonl", chats("a", 9)), "validation_file": write("h.jsonl", chats("h", 2))}
-    prepared = prepare(**data)
+def test_answers_are_stored_as_before(from_rows):
+    prepared = from_rows(*chats("a", 9))
     files = {path.name for path in prepared.train.folder.iterdir()}
     assert "desirable.npy" not in files and not {"better", "worse", "unlike"} & set(prepared.facts)
     assert prepared.train.counted().tolist() == prepared.train.supervised().tolist()

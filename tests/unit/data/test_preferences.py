@@ -6,10 +6,6 @@ import json
 import pytest
 
 from brigade.train.data import messages
-from brigade.train.data.chat_template import ChatTemplates
-from brigade.train.data.encode import Encoder, LoadedEncoder
-from brigade.train.data.layout import TEMPLATES
-from brigade.train.data.rows import RowChunk
 from brigade.train.recipe.objectives import JUDGED, PAIRS
 
 
@@ -32,21 +28,6 @@ HH = {key: f"\n\nHuman: How warm?\n\nAssistant: {PLAIN[key]}" for key in ("chose
 AGAIN = {"chosen": "How warm? Very.", "rejected": "How warm?\nLess."}
 ZEPHYR = "<|system|>\nS</s>\n<|user|>\nHow warm?</s>\n<|assistant|>\n"
 SWIFT = [*LONG_CHAT, GOOD]
-
-
-@pytest.fixture(scope="module")
-def encode(tokenizer):
-    """encode(row, rows, columns, template, ...): the row's chunk, encoded."""
-
-    def call(row, rows=PAIRS, columns=None, template="chatml", max_length=4096, truncation=True, **options):
-        own = template and "{%" in template
-        text = template if own else (TEMPLATES / f"{template}.jinja").read_text() if template else ""
-        templates = ChatTemplates(text, joins=not template)
-        backend, end = tokenizer.backend_tokenizer.to_str(), tokenizer.eos_token_id
-        machine = LoadedEncoder(Encoder(backend, templates, {}, end, max_length, truncation, rows=rows, **options))
-        return machine.encode(RowChunk([copy.deepcopy(row)], "here", 1, 1, None), columns or {})
-
-    return call
 
 
 def content(found):

@@ -97,10 +97,6 @@ def _leave_times(folder, other):
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def _point_outside(content):
-    return content[:-8] + (2**40).to_bytes(8, "little")
-
-
 def _other_format(folder, other):
     meta = folder / layout.META
     meta.write_text(meta.read_text().replace(f'"format": {layout.FORMAT}', f'"format": {layout.FORMAT - 1}'))
@@ -116,7 +112,8 @@ DAMAGE = {
     "no bytes": (_rewrite("tokens", lambda content: b""), "tokens has 0 bytes"),
     "another mask": (_rewrite("supervised", lambda content: b"\1" * len(content)), "supervised is not"),
     "gone": (lambda folder, other: (folder / "begins.npy").unlink(), "begins.npy is missing"),
-    "an index that leads outside": (_rewrite("begins.npy", _point_outside), "begins.npy is not"),
+    "an index that leads outside": (_rewrite("begins.npy", lambda content: content[:-8] + (2**40).to_bytes(8, "little")),
+                                     "begins.npy is not"),
     "other samples": (_rewrite("train.samples.npy", lambda content: content[:-8] + bytes(8)), "train.samples.npy is not"),
     "another cache's tokens": (_swap, "tokens"),
     "another cache's files": (_replace, ".manifest.json is that of"),

@@ -6,17 +6,29 @@ import re
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from brigade.train.data import packing, report
 from brigade.train.data import prepare as preparing
-from brigade.train.data.collate import Layout
+from brigade.train.data.collate import Collate, Layout, WithFiller
+from brigade.train.data.sampling import GlobalBatches
 from brigade.train.data.store import IGNORED, Samples
 from brigade.train.recipe.batch import batch_arithmetic
 from testing.preparing import chats, figures, mixed
 
 
-def test_packed_rows_are_the_same_samples(prepare, write, tokenizer):
-    data = {"train_file": write("a.jsonl", chats("a", 50)), "validation_file": write("h.jsonl", chats("h", 3))}
+@pytest.fixture
+def files(write):
+    """files(train, held, ...): a recipe's data of these rows."""
+
+    def call(train, held, **data):
+        return {"train_file": write("a.jsonl", train), "validation_file": write("h.jsonl", held)} | data
+
+    return call
+
+
+def test_packed_rows_are_the_same_samples(prepare, files):
+    data = files(chats("a", 50), chats("h", 3))
     single, packed = prepare(**data, max_length=64), prepare(**data, max_length=64, packing=True)
     assert isinstance(packed.train, Samples) and len(packed.train) == packed.facts["sequences"] < 50
     parts = []
@@ -35,12 +47,8 @@ def test_packed_rows_are_the_same_samples(prepare, write, tokenizer):
 
 
 # ---- what is printed ---------------------------------------------------------------------------------------------
-def test_figures(load, prepare, write):
-    data = {
-        "train_file": write("a.jsonl", [*chats("a", 50), {"prompt": "why " * 90, "completion": "b"}]),
-        "validation_file": write("h.jsonl", chats("h", 3)),
-        "max_length": 64,
-    }
+def test_figures(load, prepare, files):
+    data = files([*chats("a", 50), {"prompt": "why " * 90, "completion": "b"}], chats("h", 3), max_length=64)
     prepared = prepare(**data)
     said = figures(load, prepared, data=data | {"dataset_name": None})
     share = prepared.facts["supervised"] / prepared.facts["tokens"]
@@ -90,14 +98,10 @@ def test_what_is_too_long_is_told_by_what_became_of_it(load, prepare, write):
     assert "1 longer than max_length cut" in said({"prompt": "a", "completion": long})
 
 
-def test_the_shares_are_those_of_the_samples_that_are_trained_on(load, prepare, write):
+def test_the_shares_are_those_of_the_samples_that_are_trained_on(load, prepare, files):
     """Held-out samples, and those beyond max_train_samples, have no part in them."""
     pairs = [{"prompt": "a " * 30, "completion": "b"}, {"prompt": "a", "completion": " b" * 60}]
-    data = {
-        "train_file": write("a.jsonl", pairs),
-        "validation_file": write("h.jsonl", pairs[1:] * 9),
-        "max_train_samples": 1,
-    }
+    data = files(pairs, pairs[1:] * 9, max_train_samples=1)
     prepared = prepare(**data)
     (row,) = prepared.train
     supervised = int((row["labels"] != IGNORED).sum())
@@ -122,10 +126,9 @@ TEXT = {"text": "a b " * 99}  # is split
     ([LOST], [LOST, LONG], {"max_train_samples": 9}, (3, 0, 2)),
     ([], [LONG, LOST, TEXT], {"max_train_samples": 8}, (0, 0, 0)),
 ], ids=["few", "many", "one beyond", "two beyond", "none beyond", "all beyond"])  # fmt: skip
-def test_counts_are_those_of_the_rows_that_are_trained_on(prepare, write, before, behind, options, counts):
+def test_counts_are_those_of_the_rows_that_are_trained_on(prepare, files, before, behind, options, counts):
     """And of rows that were dropped among them; of none that are held out or beyond max_train_samples."""
-    file = write("a.jsonl", [*before, *chats("a", 8), *behind])
-    prepared = prepare(train_file=file, validation_file=write("h.jsonl", [LONG, LOST, TEXT]), max_length=32, **options)
+    prepared = prepare(**files([*before, *chats("a", 8), *behind], [LONG, LOST, TEXT], max_length=32, **options))
     assert tuple(prepared.facts[key] for key in ("cut", "split", "dropped")) == counts
 
 
@@ -140,15 +143,12 @@ def test_of_a_held_out_share_and_of_what_weights_leave_out_nothing_is_counted(pr
     assert prepared.facts["cut"] == 10 and prepared.facts["dropped"] == 0
 
 
-def test_the_share_of_padding_is_that_of_the_batches(load, prepare, write):
+def test_the_share_of_padding_is_that_of_the_batches(load, prepare, files):
     rows_ = [{"text": "word " * (2 + i % 7)} for i in range(64)]
-    data = {"train_file": write("a.jsonl", rows_), "validation_file": write("h.jsonl", rows_[:1])}
+    data = files(rows_, rows_[:1])
     prepared = prepare(**data)
     training = load(data=data | {"dataset_name": None}, training={"padding_free": False, "seed": 5}).recipe.training
     batch = batch_arithmetic(training, 1, "")
-    from brigade.train.data.collate import Collate, WithFiller
-    from brigade.train.data.sampling import GlobalBatches
-
     collate = Collate(0, Layout(padding_free=False, packed=False, cumulative=False))
     samples = WithFiller(prepared.train, 0)
     batches = GlobalBatches(len(prepared.train), batch.micro, batch.accumulation, 0, 1, 5)
@@ -161,10 +161,8 @@ def test_sources_are_told_with_their_numbers(load, prepare, write):
     assert "10 a + 10 b" in said and "4 held-out" in said
 
 
-def test_one_sample_with_its_supervised_part_marked(prepare, write, tokenizer):
-    from rich.console import Console
-
-    prepared = prepare(train_file=write("a.jsonl", chats("Grüße", 4)), validation_file=write("h.jsonl", chats("h", 1)))
+def test_one_sample_with_its_supervised_part_marked(from_rows, tokenizer):
+    prepared = from_rows(*chats("Grüße", 4))
     plain = report.sample(prepared, tokenizer).plain
     assert plain == "<|im_start|>user\nGrüße 0?<|im_end|>\n<|im_start|>assistant\n[[Grüße 0.<|im_end|>]]\n"
     coloured = report.sample(prepared, tokenizer, brackets=False)
@@ -175,45 +173,37 @@ def test_one_sample_with_its_supervised_part_marked(prepare, write, tokenizer):
     assert "\x1b[4;32mGrüße 0.<|im_end|>" in out.getvalue()
 
 
-def test_every_turn_of_the_assistant_is_marked(prepare, write, tokenizer):
+def test_every_turn_of_the_assistant_is_marked(from_rows, tokenizer):
     turns = chats("a", 1)[0]["messages"] + chats("b", 1)[0]["messages"]
-    files = {"train_file": write("a.jsonl", [{"messages": turns}]), "validation_file": write("h.jsonl", chats("h", 1))}
-    shown = report.sample(prepare(**files), tokenizer).plain
+    shown = report.sample(from_rows({"messages": turns}), tokenizer).plain
     assert shown.count("[[") == 2 and "[[a 0.<|im_end|>]]" in shown and "[[b 0.<|im_end|>]]" in shown
-    text = write("t.jsonl", [{"text": "All of it."}])
-    shown = report.sample(prepare(**files | {"train_file": text}), tokenizer).plain
+    shown = report.sample(from_rows({"text": "All of it."}), tokenizer).plain
     assert shown.endswith("[[ of it.<|im_end|>]]"), "all but the first token, which nothing predicts"
 
 
-def test_of_a_stream_a_held_out_sample_is_shown(load, prepare, write, tokenizer):
-    data = {
-        "train_file": write("a.jsonl", chats("a", 9)),
-        "validation_file": write("h.jsonl", chats("held", 2)),
-        "streaming": True,
-    }
+def test_of_a_stream_a_held_out_sample_is_shown(load, prepare, files, tokenizer):
+    data = files(chats("a", 9), chats("held", 2), streaming=True)
     prepared = prepare(**data, training={"max_steps": 3})
     assert "held 0?" in report.sample(prepared, tokenizer).plain
     said = figures(load, prepared, data=data | {"dataset_name": None, "packing": True}, training={"max_steps": 3})
     assert said == "streamed, 2 held-out samples, packed"
 
 
-def test_a_packed_row_shows_its_first_sample_and_a_long_one_its_begin(prepare, write, tokenizer):
-    data = {"validation_file": write("h.jsonl", chats("h", 1)), "packing": True}
-    shown = report.sample(prepare(train_file=write("a.jsonl", chats("a", 4)), **data), tokenizer).plain
+def test_a_packed_row_shows_its_first_sample_and_a_long_one_its_begin(from_rows, tokenizer):
+    shown = report.sample(from_rows(*chats("a", 4), packing=True), tokenizer).plain
     assert shown.count("<|im_start|>user") == 1
-    long = report.sample(prepare(train_file=write("b.jsonl", [{"text": "word " * 999}]), **data), tokenizer)
+    long = report.sample(from_rows({"text": "word " * 999}, packing=True), tokenizer)
     assert len(long) <= report.LONGEST
 
 
-def test_of_a_long_sample_the_begin_and_the_end_of_what_is_learned_are_shown(prepare, write, tokenizer):
+def test_of_a_long_sample_the_begin_and_the_end_of_what_is_learned_are_shown(from_rows, tokenizer):
     """Definitions of tools alone are longer than what is shown."""
     parameters = {"type": "object", "properties": {f"x{n}": {"type": "string"} for n in range(40)}}
     tool = {"type": "function", "function": {"name": "f", "description": "F.", "parameters": parameters}}
     question = {"role": "user", "content": "Turn it off. " + "Please. " * 30}
     answer = {"role": "assistant", "content": "I begin. " + "And I go on. " * 99 + "I end."}
     rows = {"messages": [question, answer], "tools": [tool]}
-    files = {"train_file": write("a.jsonl", [rows] * 2), "validation_file": write("h.jsonl", chats("h", 1))}
-    shown = report.sample(prepare(**files, chat_template="qwen2.5"), tokenizer).plain
+    shown = report.sample(from_rows(rows, rows, chat_template="qwen2.5"), tokenizer).plain
     begin, first, last = shown.split(" ... (")
     assert begin.startswith("<|im_start|>system") and len(begin) == 150 and "[[" not in begin
     assert "characters left out) ... " in first and "Please. <|im_end|>" in first
@@ -225,9 +215,8 @@ def test_of_a_long_sample_the_begin_and_the_end_of_what_is_learned_are_shown(pre
     assert f"{lost:,} of them learned" in last and kept + lost == learned and len(shown) < report.LONGEST + 100
 
 
-def test_no_line_of_the_sample_is_folded(prepare, write, tokenizer, capsys):
-    long, held = write("a.jsonl", [{"text": "a long line " * 40}]), write("h.jsonl", chats("h", 1))
-    report.show_sample(prepare(train_file=long, validation_file=held), tokenizer)
+def test_no_line_of_the_sample_is_folded(from_rows, tokenizer, capsys):
+    report.show_sample(from_rows({"text": "a long line " * 40}), tokenizer)
     assert "a long line " * 30 in capsys.readouterr().out
 
 

@@ -15,21 +15,14 @@ from testing.chats import chat
 from testing.preparing import chats, figures, mixed, texts, words
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
-def test_a_pair_of_texts_goes_through_the_chat_template(load, prepare, write, tokenizer, tmp_path, kind):
+def test_a_pair_of_texts_goes_through_the_chat_template(load, from_rows, tokenizer):
     """Else a model would be asked with a template, and would have learned without one."""
-    pair, file = {"prompt": "What is 1 + 1?", "completion": "It is 2."}, tmp_path / f"a.{kind}"
-    if kind == "parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([pair]), file)
-    else:
-        file.write_text(json.dumps(pair) if kind == "jsonl" else "prompt,completion\nWhat is 1 + 1?,It is 2.\n")
-    data = {"train_file": str(file), "validation_file": write("h.jsonl", [{"text": "held"}])}
-    prepared = prepare(**data)
+    prepared = from_rows({"prompt": "What is 1 + 1?", "completion": "It is 2."})
     (row,) = prepared.train
     assert words(tokenizer, row) == "It is 2.<|im_end|>"
     whole = "<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n<|im_start|>assistant\nIt is 2.<|im_end|>\n"
     assert tokenizer.decode(row["input_ids"]) == whole
-    assert "joined" not in figures(load, prepared, data=data | {"dataset_name": None})
+    assert "joined" not in figures(load, prepared)
 
 
 @pytest.mark.parametrize("named", ["none", None])
@@ -42,13 +35,6 @@ def test_a_pair_of_texts_is_joined_where_there_is_no_template(load, from_rows, t
     assert tokenizer.decode(row["input_ids"]) == "What is 1 + 1? It is 2.<|im_end|>"
     said = report.losses(prepared.facts)
     assert "1 pairs of prompt and completion joined as they are, for no chat template is set" in said
-
-
-def test_prompt_and_completion_of_messages(from_rows, tokenizer):
-    history = chat("a?", "first", "b?")["messages"]
-    (row,) = from_rows({"prompt": history, "completion": [{"role": "assistant", "content": "second"}]}).train
-    assert "first" in tokenizer.decode(row["input_ids"])
-    assert words(tokenizer, row) == "second<|im_end|>", "an answer in the prompt is no part of the completion"
 
 
 def test_a_text_is_supervised_whole_but_for_its_first_token(from_rows, tokenizer):
@@ -82,15 +68,13 @@ def test_empty_texts_are_skipped_and_counted(load, prepare, write, tokenizer, mo
     assert "23 empty texts skipped" in figures(load, prepared, data=data | {"dataset_name": None})
 
 
-def test_empty_texts_alone_are_no_data(prepare, write, mistake):
-    file, held = write("a.jsonl", [{"text": ""}] * 3), write("h.jsonl", [{"text": "held"}])
-    assert "no training samples" in mistake(prepare, train_file=file, validation_file=held)
+def test_empty_texts_alone_are_no_data(from_rows, mistake):
+    assert "no training samples" in mistake(from_rows, *[{"text": ""}] * 3)
 
 
-def test_a_bad_row_behind_empty_texts_is_named_by_its_line(prepare, write, mistake):
-    long = {"text": "word " * 99}
-    file = write("a.jsonl", [{"text": ""}, {"text": "a"}, {"text": " "}, long])
-    assert f"{file}, line 4" in mistake(prepare, train_file=file, max_length=16, truncation=False)
+def test_a_bad_row_behind_empty_texts_is_named_by_its_line(from_rows, tmp_path, mistake):
+    texts = ({"text": text} for text in ("", "a", " ", "word " * 99))
+    assert f"{tmp_path / 'train.jsonl'}, line 4" in mistake(from_rows, *texts, max_length=16, truncation=False)
 
 
 def test_an_end_that_the_tokenizer_writes_itself_is_learnt(from_rows, tokenizer):
@@ -109,11 +93,11 @@ def test_an_end_that_the_tokenizer_writes_itself_is_learnt(from_rows, tokenizer)
     ({"question": "a?", "answer": "b."}, {"prompt": "question", "completion": "answer"}),
     ({"content": "b."}, {"text": "content"}),
 ])  # fmt: skip
-def test_columns_of_other_names(from_rows, prepare, write, tokenizer, mistake, row, columns):
+def test_columns_of_other_names(from_rows, write, tokenizer, mistake, row, columns):
     held = write("held2.jsonl", [row] * 2)
     prepared = from_rows(row, columns=columns, validation_file=held)
     assert "b." in words(tokenizer, prepared.train[0]) or "." in words(tokenizer, prepared.train[0])
-    message = mistake(prepare, train_file=write("plain.jsonl", [row]), validation_file=held)
+    message = mistake(from_rows, row, validation_file=held)
     assert "none of the columns 'messages', 'prompt', 'text'" in message and repr(next(iter(row))) in message
 
 
@@ -209,17 +193,6 @@ def test_tools_are_never_left_out_without_a_word(from_rows, tmp_path, mistake, t
         assert template != "chatml" or ("leaves them out" in message and cure in message)
     for nothing in ({"tools": []}, {"tools": None}):
         assert len(from_rows(chats("a", 1)[0] | nothing, chat_template=template).train) == 1
-
-
-def test_a_template_that_renders_tools_renders_them(from_rows, tokenizer, tmp_path):
-    own = tmp_path / "own.jinja"
-    own.write_text(
-        "{% if tools %}{{ tools | length }} tools {{ tools }} {% endif %}{% for m in messages %}"
-        "{% if m.role == 'user' %}{{ m.content }}{% else %}{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}"
-        "{% endif %}{% endfor %}"
-    )
-    (row,) = from_rows({"tools": [tool("f"), tool("g")], **chats("a", 1)[0]}, chat_template=str(own)).train
-    assert tokenizer.decode(row["input_ids"]).startswith("2 tools")
 
 
 # ---- sources ---------------------------------------------------------------------------------------------------------
@@ -329,7 +302,9 @@ def test_a_mistake_names_the_file_of_its_source(prepare, write, mistake):
 def test_a_share_is_held_out_of_each_source(prepare, write, tokenizer):
     sources = [{"train_file": write(f"{name}.jsonl", chats(name, size))} for name, size in (("a", 40), ("b", 3))]
     prepared = prepare(datasets=sources, validation_split=0.1)
-    assert {name: len(held) for name, held in prepared.heldout.items()} == {"a": 4, "b": 1}
+    assert {name: len(held) for name, held in prepared.heldout.items()} == {"a": 4, "b": 1} and len(
+        prepared.train
+    ) == 38
     held = {text for each in prepared.heldout.values() for text in texts(tokenizer, each)}
     assert len(held) == 5 and not held & set(texts(tokenizer, prepared.train))
 

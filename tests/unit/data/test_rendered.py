@@ -8,6 +8,7 @@ from brigade.train.data.chat_template import ChatTemplates
 from brigade.train.data.encode import Encoder, LoadedEncoder
 from brigade.train.data.rendered import answer, learned_whole, look, question, repeats
 from brigade.train.data.rows import BadRow, RowChunk
+from testing.chats import chat
 
 HEAD = "<|start_header_id|>{}<|end_header_id|>\n\n"
 LLAMA = f"<|begin_of_text|>{HEAD.format('user')}Hi<|eot_id|>{HEAD.format('assistant')}"
@@ -17,10 +18,6 @@ CHAT = (
     "{% for m in messages %}{% if m.role == 'user' %}Q {{ m.content }} A{% else %}"
     "{% generation %}{{ m.content }}</s>{% endgeneration %}{% endif %}{% endfor %}"
 )
-
-
-def turns(question, text):
-    return [{"role": "user", "content": question}, {"role": "assistant", "content": text}]
 
 
 def level(sign):
@@ -105,14 +102,14 @@ def test_the_runs_own_end_is_known_whatever_it_is(machine):
         ("an <s>old</s>", False),
         ("old</s>", True),
     ):
-        for row in {"prompt": "hi?", "completion": text}, {"messages": turns("hi?", text)}:
+        for row in {"prompt": "hi?", "completion": text}, chat("hi?", text):
             found = loaded.encode(RowChunk([row], "here", 1, 1, None), {})
             assert len(found.bad) == refused, text
             assert refused or found.samples["control"].tolist() == [text.count("<")], text
 
 
 def test_a_token_that_the_recipe_adds_is_meant():
-    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Very.<|end|>"}]
+    messages = chat("Hi", "Very.<|end|>")["messages"]
     assert look(messages, re.compile("(?!)"), ("", ""), own={"<|end|>"}) == ()
     with pytest.raises(BadRow, match="the assistant turn ends with"):
         look(messages, re.compile("(?!)"), ("", ""))
@@ -179,8 +176,7 @@ def test_marks_of_other_templates_in_texts_are_counted(machine):
     assert unread({"prompt": "[INST] hi [/INST]", "completion": "yo"}).startswith("[INST] at the beginning of texts")
     assert "went" not in unread({"prompt": "hi", "completion": "yo"}, CHAT)
     assert "the user turn ends with '[/INST]'" in unread({"prompt": "[INST] hi [/INST]", "completion": "yo"}, CHAT)
-    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo<end_of_turn>"}]
-    assert "the assistant turn ends with '<end_of_turn>'" in unread({"messages": chat}, CHAT)
+    assert "the assistant turn ends with '<end_of_turn>'" in unread(chat("hi", "yo<end_of_turn>"), CHAT)
     assert "completions that begin with their prompt" in unread(
         {"prompt": "hi yo hi yo hi", "completion": "hi yo hi yo hi. yo"}, CHAT
     )

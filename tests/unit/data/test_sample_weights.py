@@ -1,8 +1,12 @@
 """Weights of samples: read from a column that data.columns names, stored, and handed on beside the tokens."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.loss.loss_utils import ForCausalLMLoss
 
 from brigade.train.data import report
 from brigade.train.data.collate import WEIGHTS, Collate, Layout, WithFiller
@@ -110,14 +114,12 @@ def test_a_step_of_no_weight_is_divided_by_one():
 
 
 # ---- the loss ----------------------------------------------------------------------------------------------------------
-class Model:
-    training = True
-
-
 def loss_of(logits, targets, weights, terms=supervised_loss.PLAIN, items=3.0, flat=True):
     labels = {"shift_labels": targets} if flat else {"labels": targets}
     with this_process.forward_pass.told(weights=weights):
-        return supervised_loss._of_model(Model(), terms, logits, num_items_in_batch=items, **labels)
+        return supervised_loss._of_model(
+            SimpleNamespace(training=True), terms, logits, num_items_in_batch=items, **labels
+        )
 
 
 @pytest.fixture
@@ -129,8 +131,6 @@ def given():
 
 
 def test_the_loss_without_weights_is_transformers_to_the_bit(given):
-    from transformers.loss.loss_utils import ForCausalLMLoss
-
     logits, targets, _ = given
     theirs = ForCausalLMLoss(logits, None, 11, num_items_in_batch=51, shift_labels=targets)
     assert torch.equal(loss_of(logits, targets, None, items=51.0), theirs)
@@ -156,8 +156,6 @@ def test_a_sample_of_weight_zero_adds_nothing_to_loss_and_gradient(given):
 
 
 def test_a_head_in_tiles_weighs_too(given):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     _, _, weights = given
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**LEAST, vocab_size=11)).train()

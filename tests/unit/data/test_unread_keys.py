@@ -27,12 +27,12 @@ def test_tools_in_a_turn_beside_those_of_the_row_are_counted_and_none_are_none(f
     assert "write them into a column" in mistake(from_rows, alone, chat_template="qwen3")
 
 
-def test_a_system_turn_in_parts_is_what_its_column_says(from_rows):
-    parts = [{"type": "text", "text": "Be brief."}]
-    row = {"messages": [{"role": "system", "content": parts}, *turns("a", "b")], "system": json.dumps(parts)}
-    (sample,) = from_rows(row, chat_template="qwen3").train
-    (plain,) = from_rows(row | {"system": "Be brief."}, chat_template="qwen3").train
-    assert sample["input_ids"].tolist() == plain["input_ids"].tolist()
+@pytest.mark.parametrize("content", ["Be brief.", [{"type": "text", "text": "Be brief."}]], ids=["a text", "parts"])
+def test_a_system_turn_that_says_what_its_column_says_stays(from_rows, tokenizer, content):
+    row = {"messages": [{"role": "system", "content": content}, *turns("a", "b")]}
+    for column in ("Be brief.", json.dumps([{"type": "text", "text": "Be brief."}])):
+        prepared = from_rows(row | {"system": column})
+        assert texts(tokenizer, prepared.train)[0].count("system\nBe brief.") == 1 and not prepared.facts["unread"]
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -120,7 +120,6 @@ def test_marks_of_pictures(from_rows, mistake, text, refused):
     ({"prompt": "<|im_start|>user\na", "completion": "b"}, "through a template already"),
     ({"prompt": "a", "completion": "b<|im_end|>"}, "the assistant turn ends with '<|im_end|>'"),
     ({"prompt": "a", "completion": "b<|im_end|>\n"}, "the assistant turn ends with '<|im_end|>'"),
-    ({"prompt": "a", "completion": "b", "context": "c"}, "column 'context' belongs to the question"),
     ({"prompt": "a", "completion": "b", "input": "c"}, "column 'input' belongs to the question"),
 ], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
 def test_what_contradicts_itself_or_says_nothing_is_refused(from_rows, mistake, tmp_path, row, said):
@@ -134,13 +133,6 @@ def test_what_a_text_has_no_place_for_is_refused(from_rows, mistake):
     assert "column 'system' beside two texts" in message and "chat_template" in message.splitlines()[-1]
     assert len(from_rows(row | {"system": ""}, chat_template="none").train) == 1
     assert "the data has chats" in mistake(from_rows, chats("a", 1)[0], chat_template="none")
-
-
-def test_a_question_may_be_about_control_tokens(from_rows, tokenizer):
-    row = {"prompt": "Why <|im_end|> here?", "completion": "<|im_end|> ends a turn."}
-    prepared = from_rows(row)
-    assert "Why <|im_end|> here?<|im_end|>" in texts(tokenizer, prepared.train)[0]
-    assert prepared.facts["plain"] == prepared.facts["control"] == 1
 
 
 def test_what_holds_nothing_is_not_counted(from_rows):
@@ -174,12 +166,6 @@ def test_a_missing_value_names_who_made_it(prepare, mistake, tmp_path):
     (tmp_path / "held.csv").write_text("text\nheld out\n")
     files = {"train_file": str(tmp_path / "set" / "train.csv"), "validation_file": str(tmp_path / "held.csv")}
     assert len(prepare(**files).train) == 2
-
-
-def test_a_system_turn_that_says_the_same_stays(from_rows, tokenizer):
-    row = {"messages": [{"role": "system", "content": "x"}, *turns("a", "b")], "system": "x"}
-    prepared = from_rows(row)
-    assert texts(tokenizer, prepared.train)[0].count("system\nx") == 1 and not prepared.facts["unread"]
 
 
 def test_all_parts_of_a_turn_may_be_left_out(from_rows, tokenizer):

@@ -1,4 +1,4 @@
-"""What the tests of encoding share: samples of chats, and saved data sets."""
+"""What the tests of encoding share: samples of chats."""
 
 import json
 
@@ -14,10 +14,7 @@ def prepare(load, tokenizer, tmp_path):
 
     def write(name, chats):
         path = tmp_path / name
-        if isinstance(chats, bytes):
-            path.write_bytes(chats)
-        else:
-            path.write_text(chats if isinstance(chats, str) else "".join(json.dumps(c) + "\n" for c in chats))
+        path.write_text(chats if isinstance(chats, str) else "".join(json.dumps(c) + "\n" for c in chats))
         return str(path)
 
     def call(chats=CHATS, heldout=None, tokenizer=tokenizer, **data):
@@ -26,16 +23,3 @@ def prepare(load, tokenizer, tmp_path):
         return only(preparing.prepare(load(data=files | data), tokenizer))
 
     return call
-
-
-@pytest.fixture
-def saved(tmp_path):
-    from datasets import Dataset, DatasetDict
-
-    def save(name="set", **splits):
-        parts = {split: Dataset.from_list(rows) for split, rows in splits.items()}
-        whole = parts["train"] if list(parts) == ["train"] else DatasetDict(parts)
-        whole.save_to_disk(str(tmp_path / name))
-        return str(tmp_path / name)
-
-    return save

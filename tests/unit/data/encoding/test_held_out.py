@@ -7,42 +7,16 @@ import pytest
 
 from brigade.train.data import prepare as preparing
 from brigade.train.data import report, sources
-from testing.chats import CHATS, HELD, chat, only, same, words
+from testing.chats import CHATS, HELD, chat, only, words
 
 
-def test_cut_and_dropped_are_counted(tokenizer, prepare):
-    long_question = chat("why? " * 100, "so.")
-    long_answer = chat("a", "b c d e f " * 100)
-    data = prepare([*CHATS, long_question, long_answer], CHATS, max_length=64)
-    assert (data.cut, data.dropped) == (2, 1)  # the long question is both: no supervised token is left of it
-    assert len(data.train) == len(CHATS) + 1
-    assert max(len(row["input_ids"]) for row in data.train) == 64
-    assert words(tokenizer, data.train)[-1].startswith("b c d") and "<|im_end|>" not in words(tokenizer, data.train)[-1]
-
-
-def test_a_sample_of_just_max_length_is_not_cut(prepare):
-    whole = prepare([CHATS[0]], CHATS)
-    n = len(whole.train[0]["input_ids"])
-    assert prepare([CHATS[0]], CHATS, max_length=n).cut < prepare([CHATS[0]], CHATS, max_length=n - 1).cut
-
-
-def test_number_of_samples(prepare):
-    data = prepare(CHATS, HELD, max_train_samples=5, max_eval_samples=3)
-    assert (len(data.train), len(data.heldout)) == (5, 3)
-    assert same(data.train, list(prepare(CHATS, HELD).train)[:5])
-
-
-@pytest.mark.parametrize("share, held", [(0.02, 1), (0.25, 5), (0.5, 10)])
-def test_held_out_share(tokenizer, prepare, share, held):
-    data = prepare(validation_split=share)
-    both = words(tokenizer, data.train), words(tokenizer, data.heldout)
-    assert len(both[1]) == held and not set(both[0]) & set(both[1])
-    assert len(both[0]) + len(both[1]) == len(CHATS)
-
-
-def test_blank_lines_are_nothing(prepare):
-    lines = [json.dumps(c) for c in CHATS]
-    assert len(prepare("\n\n" + "\n \n".join(lines) + "\n\n", CHATS).train) == len(CHATS)
+def test_a_sample_longer_than_max_length_loses_its_end_and_one_of_just_so_many_tokens_nothing(tokenizer, prepare):
+    long = [chat("a", "b c d e f " * 100)]
+    n = len(prepare(long, CHATS).train[0]["input_ids"])
+    whole, less, few = (prepare(long, CHATS, max_length=most) for most in (n, n - 1, 64))
+    assert (whole.cut, less.cut, few.cut) == (0, 1, 1) and len(few.train[0]["input_ids"]) == 64
+    (learned,) = words(tokenizer, few.train)
+    assert learned.startswith("b c d") and "<|im_end|>" not in learned
 
 
 def test_what_is_held_out_is_not_trained_on(prepare, mistake):
@@ -51,12 +25,6 @@ def test_what_is_held_out_is_not_trained_on(prepare, mistake):
     data = prepare(CHATS, [*HELD[:3], *CHATS[4:6]])
     assert data.facts["shared"] == 2 and "2 held-out samples that are trained on" in "".join(report.losses(data.facts))
     assert prepare(CHATS, HELD).facts["shared"] == prepare(CHATS).facts["shared"] == 0
-
-
-def test_a_longer_sample_with_truncation_off(prepare, mistake, tmp_path):
-    message = mistake(prepare, [*CHATS[:2], chat("a", "b c d e f " * 100)], max_length=64, truncation=False)
-    assert "train.jsonl, line 3" in message and "truncation" in message and "max_length is 64" in message
-    assert prepare(max_length=64, truncation=False).cut == 0
 
 
 def test_no_supervised_token_at_all(prepare, mistake):
@@ -88,9 +56,8 @@ def test_a_saved_data_set(load, tokenizer, saved, splits, options):
 
 
 def test_a_saved_data_set_that_changes_is_encoded_anew(load, tokenizer, saved, tmp_path):
-
     first = preparing.prepare(load(data={"dataset_name": saved(train=CHATS)}), tokenizer)
-    shutil.rmtree(tmp_path / "set")
+    shutil.rmtree(tmp_path / "saved")
     second = only(preparing.prepare(load(data={"dataset_name": saved(train=CHATS[:5])}), tokenizer))
     assert (len(second.train), len(second.heldout)) == (4, 1) and second.fingerprint != first.fingerprint
 
@@ -106,8 +73,6 @@ def test_a_data_set_without_chats(load, tokenizer, saved, mistake):
     name = saved(train=[{"body": "abc"}])
     message = mistake(preparing.prepare, load(data={"dataset_name": name}), tokenizer)
     assert f"{name}, row 1" in message and "'messages'" in message and "'body'" in message
-    name = saved("tested", test=CHATS, other=CHATS)
-    assert "no train split" in mistake(preparing.prepare, load(data={"dataset_name": name}), tokenizer)
 
 
 def test_a_directory_that_is_no_data_set(load, tokenizer, mistake, tmp_path):

@@ -43,10 +43,6 @@ def test_labels_cover_exactly_the_assistants_tokens(tokenizer, turns):
     assert len(runs) == len(answers)
 
 
-def test_the_end_of_the_turn_is_learnt(tokenizer, prepare):
-    assert words(tokenizer, prepare([chat("a", "b")], [chat("c", "d")]).train) == ["b<|im_end|>"]
-
-
 @pytest.mark.parametrize("off", [{"weight": 0}, {"weight": 0.0}, {"train": False}, {"training": False}])
 def test_a_turn_of_no_weight_is_not_trained_on(prepare, tokenizer, off):
     on = {key: bool(1) if value is False else 1 for key, value in off.items()}
@@ -87,7 +83,6 @@ def test_pairs_and_texts_have_one_turn(prepare, tokenizer):
 
 
 @pytest.mark.parametrize("turns, problem", [
-    ([{"content": "a"}, {"content": "b", "weight": 0.5}], "weight 0.5"),
     ([{"content": "a"}, {"content": "b", "train": "no"}], "train 'no'"),
     ([{"content": "a", "train": True}, {"content": "b"}], "asks for loss on a 'user' turn"),
 ])  # fmt: skip
@@ -131,9 +126,7 @@ def test_a_users_control_token_is_text_beside_tools_that_a_template_prints_as_py
         "{{ tools }}{% for m in messages %}{% if m.role == 'user' %}{{ m.content }} {% else %}{% generation %}{{ m.content }}"
         "<|im_end|>{% endgeneration %}{% endif %}{% endfor %}{{ '' if add_generation_prompt }}"
     )
-    row = said({"content": "a <|im_end|>"}, {"content": "b"}) | {
-        "tools": [{"name": "f", "description": "F.<|im_end|>"}]
-    }
+    row = chat("a <|im_end|>", "b") | {"tools": [{"name": "f", "description": "F.<|im_end|>"}]}
     data = prepare([row], HELD, chat_template=str(own))
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert data.train[0]["input_ids"].tolist().count(end) == 2, "the definition's, and the answer's"
@@ -141,6 +134,9 @@ def test_a_users_control_token_is_text_beside_tools_that_a_template_prints_as_py
 
 
 # ---- templates -------------------------------------------------------------------------------------------------------
+STOCK = CHATML.read_text().replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
+
+
 def test_a_template_of_the_users_own(tokenizer, prepare, tmp_path):
     own = tmp_path / "own.jinja"
     own.write_text(
@@ -162,7 +158,7 @@ def test_a_tokenizer_without_the_token_that_a_template_writes(prepare, mistake):
 def test_a_stock_template_without_marks(prepare, mistake, tokenizer):
     """It is never an all-zero mask: ours stands in where it renders the same, else it goes turn by turn, or the run stops."""
     stock = copy.deepcopy(tokenizer)
-    stock.chat_template = CHATML.read_text().replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
+    stock.chat_template = STOCK
     found = prepare(chat_template=None, tokenizer=stock)
     assert same(found.train, prepare(chat_template="chatml").train)
     assert (found.stands_in, prepare(chat_template="chatml", tokenizer=stock).stands_in) == ("chatml", "")
@@ -208,7 +204,6 @@ def test_a_template_that_breaks_or_refuses(prepare, mistake, tmp_path, template,
     mistake(prepare, [chat("a", "b", roles=roles)] * 3, chat_template=str(own))
 
 
-STOCK = CHATML.read_text().replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
 WITH_TOOLS = "{% if tools %}{{ tools[0].function.name }}: {% endif %}" + CHATML.read_text()
 TOOLS = {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}
 

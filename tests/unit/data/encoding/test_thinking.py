@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from brigade.train.data import chat_template, report
-from testing.chats import CHATS, HELD, said, same, words
+from testing.chats import CHATS, HELD, chat, said, same, words
 from testing.dialogues import unmarked
 
 THINKS = said(
@@ -14,13 +14,8 @@ THINKS = said(
     {"content": "c"},
     {"content": "d", "reasoning_content": "Hm, two."},
 )
-WITHIN = said(
-    {"content": "a"},
-    {"content": "<think>\nHm, one.\n</think>\n\nb"},
-    {"content": "c"},
-    {"content": "<think>\nHm, two.\n</think>\n\nd"},
-)
-PLAIN = said({"content": "a"}, {"content": "b"}, {"content": "c"}, {"content": "d"})
+WITHIN = chat("a", "<think>\nHm, one.\n</think>\n\nb", "c", "<think>\nHm, two.\n</think>\n\nd")
+PLAIN = chat("a", "b", "c", "d")
 CALL = {"function": {"name": "f", "arguments": {}}}
 
 

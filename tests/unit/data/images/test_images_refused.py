@@ -46,7 +46,6 @@ def gif():
 
 
 @pytest.mark.parametrize("row, said", [
-    (given("a.png", "a.png"), "part without an image): 1; images in column 'images': 2"),
     (given("a.png", question="<image><image>"), "an image): 2; images in column 'images': 1"),
     (part(type="image"), "an image): 1; no column has images"),
     (part(type="image", image="a.png") | {"images": ["a.png"]}, "an image): 0; images in column"),

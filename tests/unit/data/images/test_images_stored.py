@@ -80,18 +80,16 @@ def test_packed_sequences_have_the_images_of_all_their_samples(prepared):
     assert sequence["images"] == [image for length in order for image in by_length[length]]
 
 
-def test_data_without_images_has_no_such_key(prepare, write):
-    held = {"validation_file": write("held.jsonl", [{"text": "held out"}])}
-    samples = prepare(train_file=write("train.jsonl", [{"text": "a"}]), **held).train
+def test_data_without_images_has_no_such_key(from_rows):
+    samples = from_rows({"text": "a"}).train
     assert set(samples[0]) == {"input_ids", "labels", "lengths"}
     assert not [path for path in samples.folder.iterdir() if "image" in path.name]
 
 
-def test_without_images_nothing_of_a_fingerprint_differs(prepare, write, monkeypatch):
+def test_without_images_nothing_of_a_fingerprint_differs(from_rows, monkeypatch):
     contents, digest = [], build._digest
     monkeypatch.setattr(build, "_digest", lambda content: contents.append(content) or digest(content))
-    held = {"validation_file": write("held.jsonl", [{"text": "held out"}])}
-    prepare(train_file=write("train.jsonl", [{"text": "a"}]), **held)
+    from_rows({"text": "a"})
     ((_, _, how, *_),) = contents
     assert set(how) == {"tokenizer", "templates", "variables", "end", "max_length", "truncation"}
 
