@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +21,6 @@ from brigade.train.host.cluster import World, world_from_environment
 from brigade.train.step import environment as loop_environment
 from brigade.train.step import preflight
 from brigade.train.strategy import Strategy
-from brigade.train.strategy.axes import Axes
 from brigade.train.watch import slow_ranks
 from testing.gpus import KINDS, STAND_IN, stand_in  # noqa: F401  a fixture
 from testing.ranks import REPOSITORY
@@ -329,15 +327,3 @@ def test_a_run_on_cpus_and_hosts_without_gpus_have_no_row_of_their_driver(gpus, 
 )
 def test_gpus_that_are_hidden_count_as_none(visible, count):
     assert usable_gpus(8, visible) == count
-
-
-# ---- models that a strategy does not train -------------------------------------------------------------------------
-@pytest.mark.parametrize("strategy, said", [
-    (Strategy("zero3", "zero3", "flag", {}), "ZeRO-3 gathers them"),
-    (Strategy("fsdp2", "fsdp2", "flag", axes=Axes(sequence=2)), "divide its sequences"),
-])  # fmt: skip
-def test_gemma_3n_is_refused_where_it_does_not_train(mistake, strategy, said):
-    from transformers import AutoConfig
-
-    run = SimpleNamespace(settings=None, strategy=strategy)
-    assert said in mistake(preflight.check_strategy, run, AutoConfig.for_model("gemma3n_text"))

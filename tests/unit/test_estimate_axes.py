@@ -115,7 +115,7 @@ def test_stages_are_cut_by_cost(layers, stages_, head):
         every = [*counts[:-1], counts[-1] + worth]
         return max(every), sum(one * one for one in every)
 
-    others = itertools.product(range(1, layers), repeat=stages_ - 1) if layers < 20 else [counts[:-1]]
+    others = itertools.product(range(1, layers), repeat=stages_ - 1) if layers < 40 else [counts[:-1]]
     possible = ([*each, layers - sum(each)] for each in others if layers - sum(each) >= 1)
     assert sum(counts) == layers and min(counts) >= 1 and len(counts) == stages_
     assert cost(counts) == pytest.approx(min(map(cost, possible)))
