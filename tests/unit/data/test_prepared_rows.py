@@ -302,9 +302,8 @@ def test_a_mistake_names_the_file_of_its_source(prepare, write, mistake):
 def test_a_share_is_held_out_of_each_source(prepare, write, tokenizer):
     sources = [{"train_file": write(f"{name}.jsonl", chats(name, size))} for name, size in (("a", 40), ("b", 3))]
     prepared = prepare(datasets=sources, validation_split=0.1)
-    assert {name: len(held) for name, held in prepared.heldout.items()} == {"a": 4, "b": 1} and len(
-        prepared.train
-    ) == 38
+    assert {name: len(held) for name, held in prepared.heldout.items()} == {"a": 4, "b": 1}
+    assert len(prepared.train) == 38
     held = {text for each in prepared.heldout.values() for text in texts(tokenizer, each)}
     assert len(held) == 5 and not held & set(texts(tokenizer, prepared.train))
 
