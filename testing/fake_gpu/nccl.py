@@ -33,6 +33,8 @@ def install() -> None:
     native.NCCL._set_sequence_number_for_group = lambda self: None
     dist.distributed_c10d.ProcessGroupNCCL = dist.ProcessGroupNCCL = ProcessGroupNCCL  # type: ignore[misc,assignment]
     dist.distributed_c10d._NCCL_AVAILABLE = True
+    # NCCL's flight records, of torch's build for CUDA: here Gloo records what it does.
+    vars(torch._C._distributed_c10d).pop("_dump_nccl_trace_json", None)
     module: Any = ModuleType("torch.cuda.nccl")
     module.version, module.is_available = lambda: VERSION, lambda tensors=None: True
     torch.cuda.nccl = sys.modules["torch.cuda.nccl"] = module

@@ -104,7 +104,8 @@ def told(main, capfd):
         with pytest.raises(SystemExit) as left:
             main([*flags])
         said = capfd.readouterr()
-        lines = said.err.splitlines()
+        # torch's build for CUDA warns of a CUDA toolkit without a GPU
+        lines = [line for line in said.err.splitlines() if "No CUDA runtime is found" not in line]
         assert left.value.code == 2, said.err
         assert len(lines) <= MESSAGE_LINES and lines[0].startswith(f"error on {HOST}, rank 0 of 1: "), said.err
         assert lines[-1].startswith("  cure: ") and said.err.count("error on") == 1, said.err

@@ -77,6 +77,10 @@ def layers_of(names):
     (["--lora_r", "8"], "flag --lora_r", "use_peft is false"),
     (["--load_in_4bit"], "flag --load_in_4bit", "use_peft is false"),
     (["--use_dora"], "flag --use_dora", "use_peft is false"),
+    (["--use_peft", "--bnb_4bit_quant_type", "fp4"], "flag --bnb_4bit_quant_type", "load_in_4bit is false"),
+    (["--use_bnb_nested_quant", "false"], "flag --use_bnb_nested_quant", "load_in_4bit is false"),
+    (["--nonfinite_limit", "3"], "flag --nonfinite_limit", "no step would be left out"),
+    (["--eval_tasks_chat_template"], "flag --eval_tasks_chat_template", "eval_tasks names none"),
     (["--use_peft", "--load_in_4bit", "--use_dora", "--ds_config", "ds_configs/zero3.json"], "flag --use_dora",
      "QDoRA does not run under zero3"),
 ])  # fmt: skip

@@ -189,6 +189,8 @@ def test_no_restart_repeats_the_refusal():
 def sees(monkeypatch, count):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_80"])
 
 
 @pytest.mark.parametrize("count, index", [(0, None), (1, 0), (2, None), (4, 3), (8, 3)])

@@ -22,6 +22,10 @@ RECIPES = REPOSITORY / "recipes/qwen3-8b"
 WAYS = ("--per_device_train_batch_size 2 (61.0 GiB)", "--activation_checkpointing (44.0 GiB)")
 
 
+def no_snapshot(file):
+    raise RuntimeError("an allocator that cannot tell")
+
+
 @pytest.fixture
 def gpu(monkeypatch):
     """A GPU of 80 GiB, of which torch holds 76 and has allocated 70, in the backward pass of the third step."""
@@ -32,6 +36,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (GIB, 79 * GIB))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(is_integrated=0))
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", no_snapshot)
     for name in read_once.ALLOCATOR:
         monkeypatch.delenv(name, raising=False)
     page = dict(enumerate(this_process.heartbeat.page)) | {heartbeat.PHASE: heartbeat.BACKWARD, heartbeat.STEP: 3.0}

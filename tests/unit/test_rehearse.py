@@ -13,7 +13,7 @@ from brigade.train.model.tiny import VOCABULARY, shrink
 from brigade.train.recipe import flags
 from brigade.train.run import best_checkpoint
 from brigade.train.step import rehearse
-from brigade.train.strategy import Strategy
+from brigade.train.strategy import Strategy, check
 from testing.shipped import shipped
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -75,21 +75,15 @@ def test_a_config_of_another_model_beside_a_recipe_is_refused_where_the_model_is
     assert "config.json: hidden_size" in message and "Qwen/Qwen3-14B" in message
 
 
-def test_a_recipe_that_keeps_the_best_checkpoint_is_rehearsed_with_evaluations(copied, tmp_path):
-    words = [
-        "--load_best_model_at_end",
-        "true",
-        "--early_stopping_patience",
-        "2",
-        "--eval_steps",
-        "9",
-        "--save_steps",
-        "9",
-    ]
+def test_a_rehearsal_keeps_the_best_checkpoint_and_leaves_tasks_out_with_all_that_speaks_of_them(copied, tmp_path):
+    words = "--load_best_model_at_end --early_stopping_patience 2 --eval_steps 9 --save_steps 9 --eval_tasks arc_easy"
     strategy, world = Strategy("ddp", "ddp", "here"), World(0, 0, 2, 2, "host", "torchrun")
-    tiny = rehearse.tiny_recipe(copied("recipes/phi-4", *words), strategy, tmp_path / "model", world)
+    settings = copied("recipes/phi-4", *words.split(), "--eval_tasks_chat_template")
+    tiny = rehearse.tiny_recipe(settings, strategy, tmp_path / "model", world)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny))
-    best_checkpoint.check(flags.load(["--recipe", str(tmp_path / "tiny.yaml")]))
+    rehearsed = flags.load(["--recipe", str(tmp_path / "tiny.yaml")])
+    best_checkpoint.check(rehearsed)
+    check(strategy, rehearsed, world)
 
 
 def test_what_needs_a_gpu_is_replaced_and_told():

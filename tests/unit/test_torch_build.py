@@ -97,6 +97,7 @@ def amd(monkeypatch, tmp_path):
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.setattr(devices, "count_by_driver", lambda: 0)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setattr(torch.cuda, "init", lambda: None)
 
     return make
 

@@ -111,7 +111,8 @@ def what_fits(run: Run, config: "PreTrainedConfig", needed: float) -> Remedies:
     raised = max(1.0, needed / GIB / own.device_gib)
     counted = f"the planner counts {own.device_gib:.1f} of {device.memory_gib:.1f} GiB for this run"
     counted += ", which fits" if own.fits else f", up to {own.most_gib:.1f}, which may not fit" if own.may_fit else ""
-    ways = _smallest(run, config, own, min(own.device_gib, device.memory_gib / raised))
+    # A way that saves less than 1 % is none.
+    ways = _smallest(run, config, own, min(0.99 * own.device_gib, device.memory_gib / raised))
     return Remedies(counted, own.may_fit, tuple(_in_words(run, way, raised) for way in ways))
 
 

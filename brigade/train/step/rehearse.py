@@ -214,6 +214,7 @@ def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: Worl
         "answer_score": None,  # of answers that the rehearsal's data has none of
         "metric_for_best_model": "eval_loss",
         "eval_tasks": [],
+        "eval_tasks_chat_template": False,
         "logging_steps": 1,
         "warmup_steps": 0,
         "lr_scheduler_kwargs": {key: value for key, value in schedule.items() if key not in PHASES},

@@ -7,6 +7,27 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+// A group of Gloo ends when its threads have, and they want the interpreter for the tensors that they give back: so whoever ends it
+// lets go of the interpreter, as torch does for its own groups (IntrusivePtrNoGilDestructor).
+template <typename T>
+class Held {
+ public:
+  explicit Held(T* group) : group_(c10::intrusive_ptr<T>::unsafe_reclaim_from_nonowning(group)) {}
+  explicit Held(c10::intrusive_ptr<T> group) : group_(std::move(group)) {}
+  Held(const Held&) = default;
+  Held(Held&&) noexcept = default;
+  ~Held() {
+    if (!group_ || !PyGILState_Check()) return;
+    py::gil_scoped_release released;
+    group_.reset();
+  }
+  T* get() const { return group_.get(); }
+
+ private:
+  c10::intrusive_ptr<T> group_;
+};
+PYBIND11_DECLARE_HOLDER_TYPE(T, Held<T>, true)
+
 namespace {
 
 void resize_storage(at::Storage storage, size_t bytes) {
@@ -53,8 +74,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("counts", &fake_gpu::counts);
   module.def("reset_counts", &fake_gpu::reset_counts);
   auto backend = py::module_::import("torch._C._distributed_c10d").attr("Backend");
-  py::class_<fake_gpu::NCCL, c10::intrusive_ptr<fake_gpu::NCCL>>(module, "NCCL", backend)
+  py::class_<fake_gpu::NCCL, Held<fake_gpu::NCCL>>(module, "NCCL", backend)
       .def(py::init([](c10::intrusive_ptr<c10d::Store> store, c10::intrusive_ptr<c10d::Backend> gloo) {
-        return c10::make_intrusive<fake_gpu::NCCL>(std::move(store), std::move(gloo));
+        return Held<fake_gpu::NCCL>(c10::make_intrusive<fake_gpu::NCCL>(std::move(store), std::move(gloo)));
       }));
 }
