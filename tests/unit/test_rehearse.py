@@ -14,6 +14,7 @@ from brigade.train.recipe import flags
 from brigade.train.run import best_checkpoint
 from brigade.train.step import rehearse
 from brigade.train.strategy import Strategy
+from testing.command_line import as_flags
 from testing.shipped import shipped
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -76,16 +77,7 @@ def test_a_config_of_another_model_beside_a_recipe_is_refused_where_the_model_is
 
 
 def test_a_recipe_that_keeps_the_best_checkpoint_is_rehearsed_with_evaluations(copied, tmp_path):
-    words = [
-        "--load_best_model_at_end",
-        "true",
-        "--early_stopping_patience",
-        "2",
-        "--eval_steps",
-        "9",
-        "--save_steps",
-        "9",
-    ]
+    words = as_flags(load_best_model_at_end=True, early_stopping_patience=2, eval_steps=9, save_steps=9)
     strategy, world = Strategy("ddp", "ddp", "here"), World(0, 0, 2, 2, "host", "torchrun")
     tiny = rehearse.tiny_recipe(copied("recipes/phi-4", *words), strategy, tmp_path / "model", world)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny))

@@ -75,11 +75,6 @@ def test_recordings_are_enough_and_name_their_source(name):
 
 # ---- the rendering -----------------------------------------------------------------------------------------------
 @every_dialogue
-def test_renders_like_the_official_template(name, dialogue):
-    assert again(name, dialogue)[0] == dialogue["rendering"]
-
-
-@every_dialogue
 def test_marks_change_nothing(name, dialogue):
     bare = unmarked(name)
     assert bare != text_of(name) and not re.search(r"%-? *(end)?generation", bare)
@@ -89,8 +84,9 @@ def test_marks_change_nothing(name, dialogue):
 
 # ---- the marks ---------------------------------------------------------------------------------------------------
 @every_dialogue
-def test_marks_cover_exactly_the_assistants_text(name, dialogue):
+def test_it_renders_like_the_official_template_with_marks_on_exactly_the_assistants_text(name, dialogue):
     rendered, spans = again(name, dialogue)
+    assert rendered == dialogue["rendering"]
     assert [rendered[start:end] for start, end in spans] == dialogue["supervised"]
     # Where they stand, too: right behind what the model is prompted with.
     prompts = tuple(FAMILIES[name]["prompts"])
