@@ -4,11 +4,10 @@ import copy
 
 import pytest
 
-from brigade.train.data import chat_template, encode, report
-from brigade.train.data.chat_template import ChatTemplates
+from brigade.train.data import chat_template, report
 from brigade.train.data.marks import AS_SAMPLE, PROMPTED, REWRITTEN, UNTAUGHT
 from brigade.train.data.probes import PROBES, own_refuses
-from brigade.train.data.rows import RowChunk
+from testing import dialogues
 from testing.dialogues import FAMILIES, text_of, unmarked
 
 # Why the last answer of a dialogue or a probe is not learned behind its prompt.
@@ -18,19 +17,11 @@ EMPTY = ("glm4.5", "qwen3.5")  # whose empty block of thoughts has no loss
 
 @pytest.fixture
 def machine(tokenizers):
-    def call(name, template=None):
-        tokenizer = tokenizers[name]
-        variables = {key: value for key, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
-        backend, end = tokenizer.backend_tokenizer.to_str(), tokenizer.eos_token_id
-        return encode.LoadedEncoder(
-            encode.Encoder(backend, ChatTemplates(template or text_of(name)), variables, end, 10**6, True)
-        )
-
-    return call
+    return lambda name, template=None: dialogues.machine(tokenizers[name], template or text_of(name))
 
 
 def encoded(loaded, *messages, **columns):
-    return loaded.encode(RowChunk([copy.deepcopy({"messages": list(messages)} | columns)], "here", 1, 1, None), {})
+    return dialogues.encoded(loaded, {"messages": list(messages)} | columns)
 
 
 def user(text):
