@@ -42,17 +42,10 @@ def proof_of(wrong=(), with_="varlen", device=H100, **milliseconds):
 
 
 @pytest.fixture
-def settled(load, monkeypatch):
-    """settled(proof, flags, closed, answer): the settings of a run on one H100 that has this proof; one that it makes comes to
+def settled(load, monkeypatch, on):
+    """settled(proof, flags, closed, answer): the settings of a run on an H100 that has this proof; one that it makes comes to
     `answer`, by default to the same."""
-    monkeypatch.setattr(proofs, "device", lambda index=0: H100)
-    for name, value in (
-        ("is_available", True),
-        ("device_count", 1),
-        ("get_device_name", H100["name"]),
-        ("get_device_capability", (9, 0)),
-    ):
-        monkeypatch.setattr(f"torch.cuda.{name}", lambda *_, value=value: value)
+    on(H100)
 
     def settle(proof, *flags, closed=(), answer=None):
         asked = []
