@@ -189,11 +189,10 @@ def worst(log: list[dict[str, Any]], history: list[dict[str, float]]) -> dict[st
     }
 
 
-def is_equal(case: Case, differences: dict[str, float]) -> bool:
-    """Whether losses differ by TOLERANCE at most, and norms by what their model allows."""
-    return differences["loss"] <= TOLERANCE and differences["grad_norm"] <= LOOSER.get(
-        case.model.removesuffix(EVEN), TOLERANCE
-    )
+def assert_equal(case: Case, log: list[dict[str, Any]], history: list[dict[str, float]]) -> None:
+    """Losses differ by TOLERANCE at most, and norms by what their model allows."""
+    differences, looser = worst(log, history), LOOSER.get(case.model.removesuffix(EVEN), TOLERANCE)
+    assert differences["loss"] <= TOLERANCE and differences["grad_norm"] <= looser, differences
 
 
 def held_out(log: list[dict[str, Any]]) -> float:

@@ -117,7 +117,7 @@ def test_an_objective_of_ones_own(run, folder, tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     own, asked = run("own", DPO, "--objective", f"{tmp_path / 'own.py'}:loss", "--reference", "model")
     assert sum(asked) == 24
-    assert preferences.is_equal(preferences.worst(preferences.steps_of(own), preferences.plain(folder, DPO)))
+    preferences.assert_equal(preferences.steps_of(own), preferences.plain(folder, DPO))
 
 
 # ---- the best checkpoint -------------------------------------------------------------------------------------------------
