@@ -193,8 +193,7 @@ def test_the_page_says_why_where_it_chooses_the_slower_one():
     assert {why for name, why in slower if "offload" in name} <= {": hosts' memory not told", ": may not fit"}
 
 
-def test_what_train_py_does_not_run_is_named_as_such(capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_what_train_py_does_not_run_is_named_as_such(plan, monkeypatch):
     monkeypatch.setattr(workload, "refusal", lambda **facts: {} if facts.get("tensor") else None)
-    assert main(["plan", "qwen3-8b", "--gpu", "H100", "--strategy", "tp_zero1"]) == 2
-    assert "train.py does not run TP x ZeRO-1" in capsys.readouterr().err
+    code, text = plan("qwen3-8b", "--gpu", "H100", "--strategy", "tp_zero1")
+    assert code == 2 and "train.py does not run TP x ZeRO-1" in text

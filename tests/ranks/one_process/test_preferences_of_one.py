@@ -141,12 +141,6 @@ def test_the_best_checkpoint_by_accuracy_is_loaded_and_stops_the_run(run, monkey
     assert success["held_out_loss"] == pytest.approx(losses_of[2], rel=1e-5)
 
 
-@pytest.mark.slow
-def test_accuracy_is_no_measure_of_an_objective_without_pairs(run):
-    with pytest.raises(SystemExit):
-        run("run", Case("kto"), *BY_ACCURACY)
-
-
 # ---- a step whose loss is NaN --------------------------------------------------------------------------------------------
 STEP, MICRO_BATCHES = 3, 3
 
