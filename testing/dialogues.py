@@ -40,6 +40,13 @@ def tokenizers_of_families():
     return {name: load(name) for name in FAMILIES}
 
 
+def with_template(tokenizer, template):
+    """A copy of a tokenizer, with this template as its own."""
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
 def machine(tokenizer, template, **how):
     """The encoder of a tokenizer with this template's text."""
     variables = {key: value for key, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}

@@ -1,7 +1,5 @@
 """Templates with generation marks: a sample begins with its prompt, its end is learned, and nothing that others wrote."""
 
-import copy
-
 import pytest
 
 from brigade.train.data import chat_template, report
@@ -146,12 +144,7 @@ def test_a_row_does_not_say_how_samples_are_written(machine):
 
 
 def test_a_stock_template_that_refuses_what_ours_renders_is_not_called_the_same(tokenizers):
-    tokenizer = copy.deepcopy(tokenizers["gemma3"])
+    gemma = tokenizers["gemma3"]
     refuses = "{%- if messages[0].role == 'system' -%}{{- raise_exception('System role not supported') -}}{%- endif -%}"
-    assert own_refuses(tokenizer_with(tokenizer, unmarked("gemma3")), text_of("gemma3")) == ""
-    assert own_refuses(tokenizer_with(tokenizer, refuses + unmarked("gemma3")), text_of("gemma3")) == "system"
-
-
-def tokenizer_with(tokenizer, template):
-    tokenizer.chat_template = template
-    return tokenizer
+    assert own_refuses(dialogues.with_template(gemma, unmarked("gemma3")), text_of("gemma3")) == ""
+    assert own_refuses(dialogues.with_template(gemma, refuses + unmarked("gemma3")), text_of("gemma3")) == "system"

@@ -12,7 +12,7 @@ from brigade.train.data import chat_template, encode
 from brigade.train.data.probes import PROBES, TOOL
 from brigade.train.data.tokenise import encoder_of
 from brigade.train.data.turn_by_turn import try_probes
-from testing.dialogues import FAMILIES, encoded, machine, text_of, unmarked
+from testing.dialogues import FAMILIES, encoded, machine, text_of, unmarked, with_template
 
 # For each family: chats (probes and recorded dialogues) with equal labels, those refused, and those that our template refuses as
 # well left out; the same under train_on_last_turn_only; and why some are refused. In docs/data.md, too.
@@ -105,8 +105,7 @@ def own(tokenizers, load):
     """own(template, **data): the encoder of a tokenizer with such a template of its own."""
 
     def call(template, **data):
-        tokenizer = copy.deepcopy(tokenizers["chatml"])
-        tokenizer.chat_template = template
+        tokenizer = with_template(tokenizers["chatml"], template)
         return tokenizer, encode.LoadedEncoder(encoder_of(load(data={"chat_template": None, **data}), tokenizer))
 
     return call
