@@ -9,12 +9,22 @@ import pytest
 from benchmarks.published import table
 from benchmarks.published.rows import job_of_row
 from brigade.plan.costs.estimate import estimate, factors
-from testing.published_row import ROW, made, why
+from testing.published_row import ROW
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data"
 MEGATRON = {"framework": "Megatron-Core", "strategy": "TP+DP", "tp": "4", "act_ckpt": "none", "gpu": "H100-80GB"}
 MIXTURE = {"model": "qwen3-30b-a3b", "params_b": "30.5", "hidden": "2048", "layers": "48", "ep": "4"}
 GPT3 = {"model": "gpt3-7b", "params_b": "", "heads": "32", "kv_heads": "", "ffn": "", "vocab": "51200"}
+
+
+def made(**changes):
+    return job_of_row(ROW | changes)
+
+
+def why(**changes):
+    found = table.predict(ROW | changes)
+    assert found["pred_mem_gib"] == "" and found["reason"]
+    return found["reason"]
 
 
 @pytest.mark.parametrize("column, text, divides", [

@@ -3,9 +3,20 @@
 import pytest
 
 from benchmarks.published import table
+from benchmarks.published.rows import job_of_row
 from brigade.plan.costs.estimate import estimate
 from brigade.plan.costs.job import EAGER, FUSED
-from testing.published_row import ROW, made, why
+from testing.published_row import ROW
+
+
+def made(**changes):
+    return job_of_row(ROW | changes)
+
+
+def why(**changes):
+    found = table.predict(ROW | changes)
+    assert found["pred_mem_gib"] == "" and found["reason"]
+    return found["reason"]
 
 
 @pytest.mark.parametrize("strategy, zero, framework, wanted", [
