@@ -6,7 +6,10 @@ import re
 from pathlib import Path
 
 from brigade.train.data import builtin
+from brigade.train.data.chat_template import ChatTemplates
+from brigade.train.data.encode import Encoder, LoadedEncoder
 from brigade.train.data.layout import TEMPLATES
+from brigade.train.data.rows import RowChunk
 
 FOLDER = Path(__file__).parents[1] / "tests/data/dialogues"
 FAMILIES = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.json"))}
@@ -35,3 +38,22 @@ def tokenizers_of_families():
         return tokenizer
 
     return {name: load(name) for name in FAMILIES}
+
+
+def with_template(tokenizer, template):
+    """A copy of a tokenizer, with this template as its own."""
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def machine(tokenizer, template, **how):
+    """The encoder of a tokenizer with this template's text."""
+    variables = {key: value for key, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
+    backend, end = tokenizer.backend_tokenizer.to_str(), tokenizer.eos_token_id
+    return LoadedEncoder(Encoder(backend, ChatTemplates(template), variables, end, 10**6, True, **how))
+
+
+def encoded(loaded, row):
+    """What an encoder makes of a row, which stays as it is."""
+    return loaded.encode(RowChunk([copy.deepcopy(row)], "here", 1, 1, None), {})

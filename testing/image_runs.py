@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from . import axes, axes_sequence, parity, plain_images
 from .command_line import as_flags
 from .image_rows import HELD_OUT, ROWS, SINGLE, write_rows
-from .preferences import run_groups
+from .preferences import run_groups, steps_of, worst
 from .runs import PLAIN
 
 TOLERANCE = 1e-5  # relative
@@ -177,23 +177,10 @@ def plain(folder: Path, case: Case, rows: dict[str, list[dict[str, Any]]]) -> tu
     return history, plain_images.held_out(rows["heldout"], folder, trained, processor)
 
 
-def worst(log: list[dict[str, Any]], history: list[dict[str, float]]) -> dict[str, float]:
-    """Return the largest relative difference of losses and of gradient norms to the plain loop's. Raises ValueError for another
-    number of steps."""
-    steps = [entry for entry in log if "loss" in entry]
-    if len(steps) != len(history):
-        raise ValueError(f"{len(steps)} steps, where {len(history)} were expected")
-    return {
-        key: max(abs(own[key] - other[key]) / abs(other[key]) for own, other in zip(steps, history, strict=True))
-        for key in ("loss", "grad_norm")
-    }
-
-
-def is_equal(case: Case, differences: dict[str, float]) -> bool:
-    """Whether losses differ by TOLERANCE at most, and norms by what their model allows."""
-    return differences["loss"] <= TOLERANCE and differences["grad_norm"] <= LOOSER.get(
-        case.model.removesuffix(EVEN), TOLERANCE
-    )
+def assert_equal(case: Case, log: list[dict[str, Any]], history: list[dict[str, float]]) -> None:
+    """Losses differ from the plain loop's by TOLERANCE at most, and norms by what their model allows."""
+    differences, looser = worst(steps_of(log), history), LOOSER.get(case.model.removesuffix(EVEN), TOLERANCE)
+    assert differences["loss"] <= TOLERANCE and differences["grad_norm"] <= looser, differences
 
 
 def held_out(log: list[dict[str, Any]]) -> float:

@@ -1,8 +1,10 @@
-"""Waiting for what a busy machine does late."""
+"""Waiting for what a busy machine does late, and not for what never ends."""
 
+import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 PATIENCE = 900  # seconds that a run may take on a busy machine: a limit against hangs, not a measure
@@ -23,3 +25,23 @@ def wait_until(
         assert time.monotonic() < deadline and (process is None or process.poll() is None), said()
         time.sleep(0.05)
     return found
+
+
+class LateError(BaseException):
+    """Something has taken too long. A TimeoutError is an OSError, which readers take for a file that is not there."""
+
+
+@contextmanager
+def in_time(seconds: int) -> Iterator[None]:
+    """Raise LateError in this thread, the main one, where the block takes so many seconds."""
+
+    def ring(*_: object) -> None:
+        raise LateError(f"it took more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

@@ -288,5 +288,8 @@ def worst(own: list[dict[str, Any]], other: list[dict[str, Any]]) -> dict[str, f
     return differences
 
 
-def is_equal(differences: dict[str, float]) -> bool:
-    return all(value <= LOOSER.get(key, TOLERANCE) for key, value in differences.items())
+def assert_equal(own: list[dict[str, Any]], other: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the worst differences, which are no larger than rounding makes them."""
+    differences = worst(own, other)
+    assert all(value <= LOOSER.get(key, TOLERANCE) for key, value in differences.items()), differences
+    return differences

@@ -279,13 +279,8 @@ ROWS = [
 ]
 
 
-def test_without_rows_the_page_says_so():
-    for rows in ([], [row("lora", "base", tiny=True)]):
-        found = gpu_tables.tables(rows)
-        assert "no GPU has run this benchmark yet" in found["verdict"] and not found["devices"]
-
-
 def test_the_page_has_the_newest_row_of_each():
+    """What it says without any: test_pages.py in tests/unit."""
     text = "\n\n".join(gpu_tables.tables(ROWS).values())
     assert "- NVIDIA H200, LoRA: 51.0 % MFU (qwen3-8b, liger); the aim of 50 % is met." in text
     assert "- NVIDIA H200, full fine-tuning: no run with an MFU yet; the aim is 50 %." in text
@@ -298,7 +293,4 @@ def test_the_page_has_the_newest_row_of_each():
     assert "| qwen3 | varlen | bf16 | 1.1e-02 (2.0e-02) | 3.0e-02 (4.0e-02) | 0e+00 | equal |" in text
     tables = [[line.count("|") for line in part.splitlines() if line.startswith("|")] for part in text.split("\n\n")]
     assert all(len(set(counts)) == 1 for counts in tables if counts)
-
-
-def test_a_missed_aim_is_said():
     assert "45.0 % MFU (qwen3-8b, base); the aim of 50 % is missed." in gpu_tables.verdict([row("lora", "base")])

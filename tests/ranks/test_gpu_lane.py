@@ -45,11 +45,14 @@ every_case = pytest.mark.parametrize(
 )
 
 
+def assert_losses(found, expected, precision):
+    differences = parity.worst(found, expected)
+    assert all(differences[key] <= gpu_lane.TOLERANCE[precision] for key in ("loss", "eval_loss")), differences
+
+
 @every_case
 def test_a_gpu_gives_the_losses_of_the_cpu(name, reference, results):
-    differences = parity.worst(results[name], reference[gpu_lane.reference_of(name)])
-    tolerance = gpu_lane.TOLERANCE[gpu_lane.EVERY[name].precision]
-    assert all(differences[key] <= tolerance for key in ("loss", "eval_loss")), differences
+    assert_losses(results[name], reference[gpu_lane.reference_of(name)], gpu_lane.EVERY[name].precision)
 
 
 @every_case
@@ -98,9 +101,7 @@ def test_the_routers_loss_is_that_of_the_cpu_and_waits_for_nothing_in_each_micro
         case["flags"] += asked
     found = runs.run_cases(2, cases, tmp_path_factory.mktemp("gpus"), steps=gpu_lane.STEPS, gpus=True)
     for name in names:
-        differences = parity.worst(found[name], expected)
-        tolerance = gpu_lane.TOLERANCE[gpu_lane.EVERY[name].precision]
-        assert all(differences[key] <= tolerance for key in ("loss", "eval_loss")), (name, differences)
+        assert_losses(found[name], expected, gpu_lane.EVERY[name].precision)
         assert not waits.in_each_micro_step(found[name]["waits"]), name
 
 
@@ -124,9 +125,7 @@ def test_objectives_and_methods_are_those_of_the_cpu_and_wait_for_nothing_in_eac
     expected = runs.run_cases(1, alone, folder, steps=gpu_lane.STEPS)
     found = runs.run_cases(2, cases, tmp_path_factory.mktemp("gpus"), steps=gpu_lane.STEPS, gpus=True)
     for name, result in found.items():
-        differences = parity.worst(result, expected[name.partition(",")[0]])
-        tolerance = gpu_lane.TOLERANCE["bf16" if name in gpu_lane.ROUGHLY else "fp32"]
-        assert all(differences[key] <= tolerance for key in ("loss", "eval_loss")), (name, differences)
+        assert_losses(result, expected[name.partition(",")[0]], "bf16" if name in gpu_lane.ROUGHLY else "fp32")
         assert "waits" not in result or not waits.in_each_micro_step(result["waits"]), name
 
 
@@ -186,13 +185,12 @@ def test_what_a_model_needs_besides_waits_for_nothing(model, names, asked, part,
     base = load_file(folder / model / "model.safetensors")
     trained = load_file(folder / "outputs" / alone["name"] / "model.safetensors")
     for name in names:
-        differences = parity.worst(found[name], expected)
-        tolerance = gpu_lane.TOLERANCE[gpu_lane.EVERY[name].precision]
-        assert all(differences[key] <= tolerance for key in ("loss", "eval_loss")), (name, differences)
+        precision = gpu_lane.EVERY[name].precision
+        assert_losses(found[name], expected, precision)
         # The base is in fp32: under DeepSpeed in bf16, whose weights are in bf16, what is saved is their master copies.
         saved = load_file(of_gpus / "outputs" / name / "model.safetensors")
         assert saved.keys() == trained.keys() and all(saved[key].dtype == base[key].dtype for key in saved), name
-        assert away(saved, trained) <= max(0.2, tolerance) * away(base, trained), name
+        assert away(saved, trained) <= max(0.2, gpu_lane.TOLERANCE[precision]) * away(base, trained), name
         assert not all(torch.equal(tensor, tensor.bfloat16().float()) for tensor in saved.values()), name
         waited = [each for group in found[name]["waits"]["ranks"] for each in group["waits"]]
         assert waited and not [each for each in waits.of_ours(waited) if part in each["line"]], waited

@@ -96,8 +96,7 @@ def plain(folder, logs):
 def test_each_step_is_that_of_one_sample_at_a_time(name, logs, plain):
     case = BY_NAME[name]
     history, loss = plain(case)
-    differences = images.worst(logs[case], history)
-    assert images.is_equal(case, differences), differences
+    images.assert_equal(case, logs[case], history)
     assert images.held_out(logs[case]) == pytest.approx(loss, rel=images.TOLERANCE)
     assert abs(history[-1]["loss"] - history[0]["loss"]) > 0.02 * history[0]["loss"], "the loss hardly moves"
 
@@ -106,7 +105,6 @@ def test_each_step_is_that_of_one_sample_at_a_time(name, logs, plain):
 def test_adapters_and_adamw_give_the_losses_of_one_process(adapted, logs):
     case = BY_NAME[adapted]
     history = [entry for entry in logs[alone(case)] if "loss" in entry]
-    differences = images.worst(logs[case], history)
-    assert images.is_equal(case, differences), differences
+    images.assert_equal(case, logs[case], history)
     assert abs(history[-1]["loss"] - history[0]["loss"]) > 0.02 * history[0]["loss"]
     assert images.held_out(logs[case]) == pytest.approx(images.held_out(logs[alone(case)]), rel=images.TOLERANCE)

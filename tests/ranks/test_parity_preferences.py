@@ -128,29 +128,23 @@ def against(case):
 @pytest.mark.parametrize("name", marks.named(QUICK, SLOW, MATRIX))
 def test_each_step_is_that_of_a_plain_loop(name, logs, plain, folder):
     case = BY_NAME[name]
-    differences = preferences.worst(preferences.steps_of(logs[case]), plain(case))
+    differences = preferences.assert_equal(preferences.steps_of(logs[case]), plain(case))
     assert {"loss", "grad_norm", "rewards/chosen", "rewards/rejected"} <= differences.keys()
-    assert preferences.is_equal(differences), differences
     assert len({round(step["loss"], 3) for step in plain(case)}) > STEPS // 2, "the loss hardly moves"
-    held_out = [preferences.held_out_of(logs[case])], [preferences.plain_held_out(folder, case)]
-    differences = preferences.worst(*held_out)
-    assert preferences.is_equal(differences), differences
+    preferences.assert_equal([preferences.held_out_of(logs[case])], [preferences.plain_held_out(folder, case)])
 
 
 @pytest.mark.parametrize("adapted", marks.named([], ADAPTED, ADAPTED_MATRIX))
 def test_adapters_give_the_losses_of_one_process(adapted, logs, folder):
     case = BY_NAME[adapted]
     reference = logs[against(case)]
-    differences = preferences.worst(preferences.steps_of(logs[case]), preferences.steps_of(reference))
-    assert preferences.is_equal(differences), differences
+    preferences.assert_equal(preferences.steps_of(logs[case]), preferences.steps_of(reference))
     losses = [step["loss"] for step in preferences.steps_of(reference)]
     assert abs(losses[-1] - losses[0]) > 0.02 * losses[0]
     held_out = preferences.held_out_of(logs[case])
-    differences = preferences.worst([held_out], [preferences.held_out_of(reference)])
-    assert preferences.is_equal(differences), differences
+    preferences.assert_equal([held_out], [preferences.held_out_of(reference)])
     if case.variant in (ADAPTERS, ADAPTERS_FIRST):  # a base in 4 bits is another model
-        differences = preferences.worst([held_out], [preferences.plain_held_out(folder, case)])
-        assert preferences.is_equal(differences), differences
+        preferences.assert_equal([held_out], [preferences.plain_held_out(folder, case)])
 
 
 @pytest.mark.slow

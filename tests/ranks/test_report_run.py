@@ -91,7 +91,7 @@ def test_a_run_that_fails_has_a_page_with_the_verdict(flags, tmp_path, monkeypat
     assert "not finite" in text
 
 
-def test_an_error_in_the_page_is_a_warning(flags, tmp_path, monkeypatch, capsys):
+def test_an_error_in_the_page_is_a_warning(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert not page.write(tmp_path)
     monkeypatch.setattr(sys, "executable", "/no/such/python")

@@ -65,9 +65,7 @@ def resharded(folder, asked_for):
 def test_another_strategy_has_the_losses_of_the_undisturbed_run(change, resharded):
     before, after = RESHARDED[change]
     undisturbed, further = (preferences.steps_of(log) for log in (resharded[0][before], resharded[1][before, after]))
-    differences = preferences.worst(further[resume_rows.SAVED :], undisturbed[resume_rows.SAVED :])
-    assert preferences.is_equal(differences), differences
-    held_out = [preferences.held_out_of(log) for log in (resharded[1][before, after], resharded[0][before])]
-    differences = preferences.worst([held_out[0]], [held_out[1]])
-    assert preferences.is_equal(differences), differences
+    preferences.assert_equal(further[resume_rows.SAVED :], undisturbed[resume_rows.SAVED :])
+    held_out = [[preferences.held_out_of(log)] for log in (resharded[1][before, after], resharded[0][before])]
+    preferences.assert_equal(*held_out)
     assert undisturbed[-1]["loss"] != pytest.approx(undisturbed[0]["loss"], rel=0.02)

@@ -1,14 +1,11 @@
 """Templates with generation marks: a sample begins with its prompt, its end is learned, and nothing that others wrote."""
 
-import copy
-
 import pytest
 
-from brigade.train.data import chat_template, encode, report
-from brigade.train.data.chat_template import ChatTemplates
+from brigade.train.data import chat_template, report
 from brigade.train.data.marks import AS_SAMPLE, PROMPTED, REWRITTEN, UNTAUGHT
 from brigade.train.data.probes import PROBES, own_refuses
-from brigade.train.data.rows import RowChunk
+from testing import dialogues
 from testing.dialogues import FAMILIES, text_of, unmarked
 
 # Why the last answer of a dialogue or a probe is not learned behind its prompt.
@@ -18,19 +15,11 @@ EMPTY = ("glm4.5", "qwen3.5")  # whose empty block of thoughts has no loss
 
 @pytest.fixture
 def machine(tokenizers):
-    def call(name, template=None):
-        tokenizer = tokenizers[name]
-        variables = {key: value for key, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
-        backend, end = tokenizer.backend_tokenizer.to_str(), tokenizer.eos_token_id
-        return encode.LoadedEncoder(
-            encode.Encoder(backend, ChatTemplates(template or text_of(name)), variables, end, 10**6, True)
-        )
-
-    return call
+    return lambda name, template=None: dialogues.machine(tokenizers[name], template or text_of(name))
 
 
 def encoded(loaded, *messages, **columns):
-    return loaded.encode(RowChunk([copy.deepcopy({"messages": list(messages)} | columns)], "here", 1, 1, None), {})
+    return dialogues.encoded(loaded, {"messages": list(messages)} | columns)
 
 
 def user(text):
@@ -155,12 +144,7 @@ def test_a_row_does_not_say_how_samples_are_written(machine):
 
 
 def test_a_stock_template_that_refuses_what_ours_renders_is_not_called_the_same(tokenizers):
-    tokenizer = copy.deepcopy(tokenizers["gemma3"])
+    gemma = tokenizers["gemma3"]
     refuses = "{%- if messages[0].role == 'system' -%}{{- raise_exception('System role not supported') -}}{%- endif -%}"
-    assert own_refuses(tokenizer_with(tokenizer, unmarked("gemma3")), text_of("gemma3")) == ""
-    assert own_refuses(tokenizer_with(tokenizer, refuses + unmarked("gemma3")), text_of("gemma3")) == "system"
-
-
-def tokenizer_with(tokenizer, template):
-    tokenizer.chat_template = template
-    return tokenizer
+    assert own_refuses(dialogues.with_template(gemma, unmarked("gemma3")), text_of("gemma3")) == ""
+    assert own_refuses(dialogues.with_template(gemma, refuses + unmarked("gemma3")), text_of("gemma3")) == "system"

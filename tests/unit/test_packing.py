@@ -217,15 +217,10 @@ both_layouts = pytest.mark.parametrize("padding_free", [True, False], ids=["end-
 
 @every_case
 @both_layouts
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_packed_samples_do_not_see_each_other(family, how, padding_free, dtype):
-    prove(family, how, padding_free, dtype, tolerance(family, dtype))
-
-
-@every_case
-@both_layouts
-def test_nor_with_padding_to_a_fixed_shape(family, how, padding_free):
-    prove(family, how, padding_free, multiple=16)
+@pytest.mark.parametrize("dtype, multiple", [(torch.float64, 1), (torch.float32, 1), (torch.float64, 16)], ids=str)
+def test_packed_samples_do_not_see_each_other(family, how, padding_free, dtype, multiple):
+    """Nor with padding to a fixed shape, a multiple of so many tokens."""
+    prove(family, how, padding_free, dtype, tolerance(family, dtype), multiple)
 
 
 @hypothesis(max_examples=10)

@@ -44,23 +44,3 @@ def test_every_strategy_that_an_axis_runs_under_was_measured_on_2_4_and_8_ranks(
     least = {"tensor": 8, "sequence": 4}[axis]
     wanted = {(NAMES[kind], ranks) for kind in kinds for ranks in RANKS if kind != "hsdp" or ranks >= least}
     assert measured(axis) == wanted
-
-
-def test_a_row_shows_the_largest_differences_of_its_cases():
-    row = {"axis": "tensor", "ranks": "2", "divided": "tensor 2", "strategy": "DDP", "method": "full", "versions": ""}
-    cases = [
-        ("accumulation 1", "1e-7", "3e-7", "0"),
-        ("packing", "2e-7", "1e-7", "1e-9"),
-        ("accumulation 4", "0", "0", "0"),
-    ]
-    shown = parity_axes.table([row | dict(zip(("covers", *parity_axes.FIGURES), case, strict=True)) for case in cases])
-    last = shown.splitlines()[-1]
-    assert last == "| 2 | tensor 2 | DDP | full | accumulation 1, 4; packing | 2.0e-07 | 3.0e-07 | 1.0e-09 |"
-
-
-def test_the_list_of_what_is_refused_has_every_reason_about_an_axis():
-    shown = parity_axes.refused()
-    for said in ("leaves DoRA's magnitudes whole", "AutoEP does not run", "ring attention"):
-        assert said in shown
-    assert "{" not in shown
-    assert "| pipeline | ZeRO-2, ZeRO-3, FSDP2 or HSDP |" in shown and "both bf16 and fp16" not in shown

@@ -100,84 +100,24 @@ def test_our_log_counts_the_same_way():
 
 
 # ---- the page ----------------------------------------------------------------------------------------------------
-def row(name, number, rate, kind="peers", measurement="2026-01-02T00:00:00", **more):
-    settings = {"micro_batch": 4, "accumulation": 3}
-    if kind == "ablation" or name == "ours":
-        settings = {"global_batch_size": "2", "per_device_train_batch_size": "1"}
-    return {
-        "kind": kind,
-        "only": False,
-        "others": 0.01,
-        "measurement": measurement,
-        "command": "python -m benchmarks.peers",
-        "name": name,
-        "round": number,
-        "steps": 8,
-        "tokens": 90,
-        "supervised_tokens_per_second": rate,
-        "tokens_per_second": rate * 1.5,
-        "peak_memory_gib": 2.0,
-        "settings": settings,
-        "versions": {"torch": "2"},
-        "device": "2 x a processor, no GPU",
-        "threads": 2,
-        "model": {"parameters": 25_765_248, "vocab_size": 16384},
-        "data": {"dialogues": 2000},
-    } | more
-
-
-PEERS = [
-    *(row("ours", n, rate) for n, rate in enumerate((600, 400, 500), 1)),
-    *(row("trl_packed", n, rate) for n, rate in enumerate((300, 200, 250), 1)),
-    *(row("trl_padding_free", n, rate) for n, rate in enumerate((400, 400, 400), 1)),
-    *(row("padded", n, rate, positions=100) for n, rate in enumerate((300, 400, 250), 1)),
-]
-
-
-def test_ratios_are_taken_within_a_round():
-    table = peers_tables.table(PEERS)
-    lines = {line.split(" | ")[0].strip("| "): line for line in table.splitlines()}
-    assert "| 500 (400 to 600) |" in lines["Brigade, packed"] and "| 1 x 2 |" in lines["Brigade, packed"]
-    assert "2.00x (2.00x to 2.00x)" in lines["TRL SFTTrainer, packed (`bfd`)"]  # though both vary by half
-    assert "2.00x (1.00x to 2.00x)" in lines["HF Trainer, padded, grouped by length"]
-    assert "| 10.0% |" in lines["HF Trainer, padded, grouped by length"]
-    assert len({line.count("|") for line in table.splitlines()}) == 1
-
-
-def test_the_verdict_names_the_faster_trl():
-    rows = [*PEERS, *(row("not compiled", n, 200) for n in (1, 2, 3))]
-    trl, padded = peers_tables.verdict(rows).splitlines()[2:]
-    assert "padding-free | 1.0x | 1.25x (1.00x to 1.50x) | 0.50x" in trl
-    assert "1.5x | 2.00x (1.00x to 2.00x)" in padded
-
-
-def test_losses_of_a_real_model_are_compared_in_each_step_within_a_precision():
-    def of(name, number, *losses):
-        return row(name, number, 1) | {"losses": losses}
-
-    rows = [
-        *(of("smollm2", n, 2.5, 2.0 + n / 1000) for n in (1, 2)),
-        *(of("trl_smollm2", n, 2.5, 2.001) for n in (1, 2)),
-        of("smollm2_bf16", 1, 2.6, 2.1),
-        of("trl_smollm2_bf16", 1, 2.4, 2.1),
-    ]
-    lines = peers_tables.losses(rows).splitlines()
-    assert lines[0] == "| loss of step | 1 | 2 | largest difference |"
-    assert lines[2] == "| Brigade, fp32 | 2.5000 | 2.0010 | 1.0e-03 |"  # of its own rounds
-    assert lines[3] == "| TRL SFTTrainer, fp32 | 2.5000 | 2.0010 | 1.0e-03 |"  # to the second round of ours
-    assert lines[5].endswith("| 2.4000 | 2.1000 | 2.0e-01 |")
-
-
-def test_the_ablation_says_what_differs():
-    rows = [row("ours", 1, 300, "ablation"), row("no packing", 1, 200, "ablation")]
-    rows[1]["settings"] = rows[1]["settings"] | {"packing": "false"}
-    assert "| no packing | `--packing false` | 200" in peers_tables.ablation(rows)
-
-
 def test_a_partial_measurement_does_not_replace_a_whole_one():
-    rows = [*PEERS, row("ours", 1, 9, measurement="2026-01-03T00:00:00", only=True)]  # of `--only ours`
-    assert peers_tables.newest(rows, "peers") == PEERS
+    """What the tables make of rows is compared with the page by test_pages.py."""
+    whole = [{"kind": "peers", "only": False, "measurement": "2026-01-02", "name": name} for name in ("ours", "padded")]
+    rows = [*whole, whole[0] | {"only": True, "measurement": "2026-01-03"}]  # of `--only ours`
+    assert peers_tables.newest(rows, "peers") == whole
     assert peers_tables.newest(rows, "ablation") == []
+
+
+def test_losses_of_a_real_model_are_compared_in_each_step_of_each_round():
+    lines = {
+        "smollm2": [(2.5, 2.001), (2.5, 2.002)], "trl_smollm2": [(2.5, 2.001), (2.5, 2.001)],
+        "smollm2_bf16": [(2.6, 2.1)], "trl_smollm2_bf16": [(2.4, 2.1)],
+    }  # fmt: skip
+    rows = [{"name": name, "losses": losses} for name, rounds in lines.items() for losses in rounds]
+    shown = peers_tables.losses(rows).splitlines()
+    assert shown[2] == "| Brigade, fp32 | 2.5000 | 2.0010 | 1.0e-03 |"  # of its own rounds
+    assert shown[3] == "| TRL SFTTrainer, fp32 | 2.5000 | 2.0010 | 1.0e-03 |"  # to the second round of ours
+    assert shown[5].endswith("| 2.4000 | 2.1000 | 2.0e-01 |")
 
 
 # ---- the same for all --------------------------------------------------------------------------------------------

@@ -16,17 +16,12 @@ from brigade.train.engines.parallel import (
     pipeline_rules,
     pipeline_schedule,
     pipeline_split,
-    pipeline_state,
     pipeline_zero1,
 )
 from brigade.train.model.tiny import shrink
 from brigade.train.recipe.batch import Batch
 from brigade.train.strategy import Strategy, axis_keys, axis_rules, refusal
 from brigade.train.strategy.axes import Axes
-
-
-def test_dtypes_go_by_their_names():
-    assert pipeline_state.DTYPES[str(torch.bfloat16)] is torch.bfloat16
 
 
 def tiny(name):
@@ -211,13 +206,6 @@ def test_a_rank_idles_where_it_does_not_compute():
     assert bubble_lines.idle_between(lines) == [pytest.approx(2 / 5), 0]
 
 
-def test_an_order_is_replayed_as_soon_as_it_can_be():
-    lines = [line((0, "F", 0), (0, "I", 0), (0, "W", 0)), line((1, "F", 0), (1, "I", 0), (1, "W", 0))]
-    first, second = bubble_lines.replay(lines, lambda stage, kind: 3.0 if kind == "I" else 1.0)
-    assert [each[3:] for each in second] == [(1, 2), (2, 5), (5, 6)]
-    assert [each[3:] for each in first] == [(0, 1), (5, 8), (8, 9)]
-
-
 def test_an_order_in_which_ranks_wait_for_each_other_is_told():
     lines = [line((0, "F", 0), (0, "B", 0), (0, "F", 1)), line((1, "F", 0), (1, "F", 1), (1, "B", 0))]
     with pytest.raises(ValueError, match="no rank can go on"):
@@ -228,12 +216,6 @@ def test_passes_take_the_mean_of_their_stage_and_kind():
     lines = [[(0, "F", 0, 0.0, 1.0), (0, "F", 1, 1.0, 4.0)], [(1, "F", 0, 5.0, 6.0), (1, "F", 1, 6.0, 7.0)]]
     # 0 to 2, 2 to 4; and 2 to 3, 4 to 5
     assert bubble_lines.at_their_own_times(lines) == [pytest.approx(1 / 5), pytest.approx(3 / 5)]
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_a_backward_pass_in_two_parts_is_as_much_work_as_a_whole_one(first):
-    whole, inputs, weights = (bubble_lines.work(kind, first) for kind in "BIW")
-    assert whole == inputs + weights == 2
 
 
 @given(st.integers(2, 9), st.integers(1, 20))

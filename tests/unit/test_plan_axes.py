@@ -3,7 +3,6 @@
 import itertools
 import re
 import shlex
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -16,7 +15,7 @@ from brigade.plan.choice import workload
 from brigade.plan.choice.explain import reason
 from brigade.plan.choice.job_of_recipe import load_plan
 from brigade.plan.choice.job_of_run import divisible
-from brigade.plan.choice.search import candidates, chosen, divisions
+from brigade.plan.choice.search import divisions
 from brigade.plan.choice.workload import CHOICES, Cluster, Workload
 from brigade.plan.costs.memory import GIB
 from brigade.plan.output import strategy_file
@@ -24,6 +23,7 @@ from brigade.plan.output.answer import speed_of
 from brigade.plan.shape.find import named_shape
 from brigade.train.strategy import refusal
 from brigade.train.strategy.axes import NAMES
+from testing.planning import chosen_for
 from testing.ranks import REPOSITORY as ROOT
 
 LLAMA, TIED, MOE = (named_shape(str(ROOT / "recipes" / name)) for name in ("llama-3.1-8b", "qwen3-4b", "qwen3-30b-a3b"))
@@ -40,12 +40,6 @@ def every_axis(monkeypatch):
     monkeypatch.setattr(workload, "refusal", known)
 
 
-def plan_for(model, cluster, **changes):
-    workload = replace(Workload(named_shape(str(ROOT / "recipes" / model))), **changes)
-    ranked = candidates(workload, cluster)
-    return ranked, chosen(ranked)
-
-
 # ---- what a plan may propose -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("method, model, length, batch", [
     ("full", "llama-3.1-8b", 4096, 128), ("qdora", "llama-3.1-8b", 4096, 128), ("lora", "qwen3-32b", 4096, 64),
@@ -53,7 +47,7 @@ def plan_for(model, cluster, **changes):
 ])  # fmt: skip
 def test_a_plan_never_proposes_what_is_refused(method, model, length, batch):
     trained = 0 if method == "full" else 10**7
-    ranked, _ = plan_for(model, H100, method=method, trained=trained, length=length, batch=batch)
+    ranked, _ = chosen_for(model, H100, method=method, trained=trained, length=length, batch=batch)
     assert ranked
     for candidate in ranked:
         axes = dict.fromkeys(candidate.estimate.job.axes.used, True)
@@ -93,7 +87,7 @@ def test_sizes_divide_the_model_and_stay_inside_a_node(every_axis):
 ])  # fmt: skip
 def test_experts_are_divided_beside_every_axis_that_they_run_with(model, names):
     """docs/evidence/parity.md has each pair; gpt-oss has no plan for tensor groups, nor attention for parts of a sequence."""
-    ranked, _ = plan_for(model, H100)
+    ranked, _ = chosen_for(model, H100)
     found = {candidate.choice.name for candidate in ranked if "experts" in candidate.choice.axes}
     assert names <= found and bool(names) == bool(found)
     assert not (model == "gpt-oss-20b" and any("TP" in name or "SP" in name for name in found))
@@ -103,7 +97,7 @@ def test_experts_are_divided_beside_every_axis_that_they_run_with(model, names):
 
 
 def test_a_batch_of_fewer_sequences_than_gpus_is_planned_where_an_axis_takes_them(every_axis):
-    ranked, winner = plan_for("llama-3.1-8b", H100, length=131_072, batch=4)
+    ranked, winner = chosen_for("llama-3.1-8b", H100, length=131_072, batch=4)
     assert winner and all(candidate.estimate.job.data <= 4 for candidate in ranked)
 
 
@@ -120,14 +114,14 @@ def test_a_batch_of_fewer_sequences_than_gpus_is_planned_where_an_axis_takes_the
     ("llama-3.1-70b", Cluster("H100 80GB", 8, 16), {}, set()), ("llama-3.1-8b", Cluster("H100 80GB", 8, 1), {}, set()),
 ])  # fmt: skip
 def test_an_axis_is_taken_where_it_wins(model, cluster, changes, axes, every_axis):
-    ranked, winner = plan_for(model, cluster, **changes)
+    ranked, winner = chosen_for(model, cluster, **changes)
     assert winner and axes <= set(winner.choice.axes) and bool(axes) == bool(winner.choice.axes) and winner.fits
     assert all(reason(candidate, winner) for candidate in ranked)
 
 
 def test_a_frontier_model_fits_no_cluster_of_128_gpus_without_an_axis(every_axis):
     """405 billion parameters: 51 GiB of ZeRO-3's states on each, and a row's activations beside them."""
-    ranked, winner = plan_for("llama-3.1-405b", Cluster("A100 80GB", 8, 16), optimizer="adamw_torch_fused")
+    ranked, winner = chosen_for("llama-3.1-405b", Cluster("A100 80GB", 8, 16), optimizer="adamw_torch_fused")
     assert winner and winner.choice.axes and winner.estimate.allocated_gib > 18 * 405e9 / 128 / GIB * 0.7
     plain = [c for c in ranked if not (c.choice.axes or c.choice.offload)]
     assert plain and not any(candidate.fits for candidate in plain)
@@ -199,8 +193,7 @@ def test_the_page_says_why_where_it_chooses_the_slower_one():
     assert {why for name, why in slower if "offload" in name} <= {": hosts' memory not told", ": may not fit"}
 
 
-def test_what_train_py_does_not_run_is_named_as_such(capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_what_train_py_does_not_run_is_named_as_such(plan, monkeypatch):
     monkeypatch.setattr(workload, "refusal", lambda **facts: {} if facts.get("tensor") else None)
-    assert main(["plan", "qwen3-8b", "--gpu", "H100", "--strategy", "tp_zero1"]) == 2
-    assert "train.py does not run TP x ZeRO-1" in capsys.readouterr().err
+    code, text = plan("qwen3-8b", "--gpu", "H100", "--strategy", "tp_zero1")
+    assert code == 2 and "train.py does not run TP x ZeRO-1" in text

@@ -13,9 +13,10 @@ from brigade.__main__ import main
 from brigade.plan.choice import explain
 from brigade.plan.choice.goals import answer, pick
 from brigade.plan.choice.job_of_recipe import load_plan
-from brigade.plan.choice.search import candidates, chosen
+from brigade.plan.choice.search import chosen
 from brigade.plan.choice.workload import CHOICES, Candidate, Cluster, Workload
 from brigade.plan.shape.find import named_shape
+from testing.planning import chosen_for
 
 pytestmark = pytest.mark.usefixtures("in_the_repository")
 ON_DISKS = ["qwen3-14b", "--gpu", "A100 80GB"]
@@ -87,9 +88,8 @@ def test_the_fewest_gpus_are_of_those_that_are_not_slow():
 
 def test_what_mostly_computes_is_not_slow_whatever_it_waits_for():
     """Offload on one card takes a while, and is what a user without a second one can do."""
-    workload = Workload(named_shape("llama-3.1-8b"), length=2048)
     for cluster in (Cluster("RTX 4090", 1, 1, host_gib=256), Cluster("L40S", 1, 1)):
-        winner = chosen(candidates(workload, cluster))
+        _, winner = chosen_for("llama-3.1-8b", cluster, length=2048)
         assert winner and winner.choice.offload and not winner.estimate.slow
 
 
@@ -113,7 +113,7 @@ def candidate(choice: str, of: Candidate, seconds: float) -> Candidate:
 
 
 def test_unproven_axes_win_by_the_slow_end_of_their_interval_alone():
-    plain = chosen(candidates(Workload(named_shape("llama-3.1-8b")), Cluster("A100 80GB", 8, 1)))
+    _, plain = chosen_for("llama-3.1-8b", Cluster("A100 80GB", 8, 1))
     assert plain and not plain.choice.axes
     slow_end = plain.estimate.time_interval()[1] / plain.seconds
     a_little, much = (candidate("TP x EP x FSDP2", plain, share / slow_end) for share in (1.1, 0.9))

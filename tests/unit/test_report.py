@@ -299,6 +299,7 @@ def test_a_page_is_written_over_and_no_other_file(run, mistake, tmp_path):
     mine.write_text("<p>years of work")
     assert "this file is no page of a run" in mistake(page.write, read(run), mine)
     assert "cannot be written" in mistake(page.write, read(run), tmp_path / "no/such/folder.html")
+    mistake(page.write_files, read(run), run / "run.yaml")
 
 
 def test_the_commands_that_repeat_a_run_are_ones_that_exist(run):
@@ -379,7 +380,3 @@ def test_an_evaluation_after_training_is_an_event_too(tmp_path):
     # Also before the first checkpoint, with which Trainer's log comes.
     assert {f"eval_{key}": value for key, value in evaluation.items()}.items() >= found.items()
     assert not {"runtime", "answers_runtime", "epoch"} & evaluation.keys()
-
-
-def test_an_error_of_the_command_is_one_message(run, mistake):
-    mistake(lambda: page.write_files(read(run), run / "run.yaml"))

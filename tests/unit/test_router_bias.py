@@ -114,13 +114,6 @@ def test_it_is_the_rule_of_deepseek_v3(name):
     assert not same(followed(before, chosen(of(name), [rows()]), -RATE), expected)  # the wrong sign would show
 
 
-def test_padding_that_counts_would_show():
-    model, inputs = of("deepseek_v3"), rows()
-    expected = step(attached(model), inputs)
-    model, everything = of("deepseek_v3"), inputs | {REAL: torch.ones_like(inputs[REAL])}
-    assert not same(step(attached(model), everything), expected)
-
-
 @pytest.mark.parametrize("batches", [[(0, 1), (1, 4)], [(2, 4), (1, 2), (0, 1)]])
 def test_accumulation_is_one_batch(batches):
     whole = step(attached(of("deepseek_v3")), rows())

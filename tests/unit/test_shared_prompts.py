@@ -210,6 +210,11 @@ def test_lengths_by_which_an_answer_sees_the_other_are_found(tries, monkeypatch)
     assert tries("llama", "varlen") == packed_samples.NOTHING
 
 
+def run_of(settings, kernels, **axes):
+    strategy = Strategy("ddp", "ddp", "a test", axes=Axes(**axes))
+    return SimpleNamespace(settings=settings, kernels=kernels, strategy=strategy)
+
+
 @pytest.mark.parametrize("keys, axes, on_gpus, why", [
     ({}, {}, "", ""), ({"share_prompts": True}, {}, "", ""),
     ({"share_prompts": False}, {}, "", None), ({"objective": "kto"}, {}, "", None), ({"objective": "sft"}, {}, "", None),
@@ -219,18 +224,12 @@ def test_lengths_by_which_an_answer_sees_the_other_are_found(tries, monkeypatch)
     ({"torch_compile": True}, {}, "", "compiled layers"), ({"router_aux_loss_coef": 0.01}, {}, "", "a mean over tokens"),
 ])  # fmt: skip
 def test_it_is_on_where_it_is_proven(keys, axes, on_gpus, why, load):
-    settings = load(training={"objective": "dpo", **keys})
-    strategy = Strategy("ddp", "ddp", "a test", axes=Axes(**axes))
-
-    class Run:
-        kernels = Kernels("varlen", no_sharing=on_gpus)
-
-    Run.settings, Run.strategy = settings, strategy
+    run = run_of(load(training={"objective": "dpo", **keys}), Kernels("varlen", no_sharing=on_gpus), **axes)
     config = AutoConfig.for_model("llama")
-    way, told = objective_checks.way_of_sharing(Run, config)
+    way, told = objective_checks.way_of_sharing(run, config)
     assert (way == packed_samples.LENGTHS) == (why == "")
     assert why in told if why else not told
-    said = objective_checks.describe_sharing(Run, config)
+    said = objective_checks.describe_sharing(run, config)
     assert said == {"prompts": "once for both answers of a pair"} if why == "" else ("prompts" in said) == bool(why)
 
 
@@ -238,11 +237,8 @@ def test_it_is_on_where_it_is_proven(keys, axes, on_gpus, why, load):
 def test_a_reference_of_other_layers_is_tried_as_well(family, on, load, monkeypatch):
     monkeypatch.setattr(objective_checks, "load_config", lambda settings: AutoConfig.for_model(family))
 
-    class Run:
-        settings = load(training={"objective": "dpo", "reference": "who/what"})
-        kernels, strategy = Kernels("varlen"), Strategy("ddp", "ddp", "a test")
-
-    way, why = objective_checks.way_of_sharing(Run, AutoConfig.for_model("llama"))
+    run = run_of(load(training={"objective": "dpo", "reference": "who/what"}), Kernels("varlen"))
+    way, why = objective_checks.way_of_sharing(run, AutoConfig.for_model("llama"))
     assert (way == packed_samples.LENGTHS) == on and ("reference" in why) != on
 
 
@@ -251,11 +247,7 @@ def test_a_reference_of_other_layers_is_tried_as_well(family, on, load, monkeypa
     (Kernels("flash_attention_2", no_sharing="logits are off"), "with flash_attention_2: logits are off"),
 ])  # fmt: skip
 def test_true_is_an_error_where_it_is_not_proven(kernels, why, load):
-    class Run:
-        settings = load(training={"objective": "orpo", "share_prompts": True})
-        strategy = Strategy("ddp", "ddp", "a test")
-
-    Run.kernels = kernels
+    run = run_of(load(training={"objective": "orpo", "share_prompts": True}), kernels)
     with pytest.raises(UserError, match=why):
-        objective_checks.check(Run, AutoConfig.for_model("llama"))
+        objective_checks.check(run, AutoConfig.for_model("llama"))
     assert refusal(share_prompts=True, sequence=True)["key"] == "share_prompts"

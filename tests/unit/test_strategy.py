@@ -88,7 +88,7 @@ def test_8_bit_optimizers_are_refused_under_fsdp2(pick, mistake, optim):
     assert pick("--ds_config", "ds_configs/zero2.json", training={"optim": optim}).kind == "zero2"
 
 
-MUON = ["--optim", "muon"]
+MUON, ADAFACTOR = ["--optim", "muon"], ["--optim", "adafactor"]
 FREE = ["--optim", "schedule_free_adamw", "--lr_scheduler_type", "constant", "--warmup_steps", "0"]
 
 
@@ -105,6 +105,8 @@ FREE = ["--optim", "schedule_free_adamw", "--lr_scheduler_type", "constant", "--
     (FREE, ["--ds_config", "ds_configs/zero1_pp2.json"], "in a pipeline"),
     (FREE, ["--accelerate_config", "accelerate_configs/fsdp2_ep2_1x4.yaml"], "where experts are divided"),
     (FREE, ["--accelerate_config", "accelerate_configs/fsdp2_offload_1x4.yaml"], "shards in host memory"),
+    (ADAFACTOR, ["--ds_config", "ds_configs/zero1.json"], "rows and columns of whole matrices"),
+    (ADAFACTOR, ["--accelerate_config", "accelerate_configs/fsdp2_1x2.yaml"], "rows and columns of whole matrices"),
 ])  # fmt: skip
 def test_an_optimizer_is_refused_where_no_rank_has_its_matrices_or_nobody_compared_it(
     optimizer, flags, words, pick, mistake
@@ -120,15 +122,6 @@ def test_an_optimizer_is_refused_where_no_rank_has_its_matrices_or_nobody_compar
 ])  # fmt: skip
 def test_weights_of_samples_are_refused_where_nobody_reads_them(flags, words, pick, mistake):
     assert words in mistake(pick, "--columns", "{weight: weight}", *flags, size=4)
-
-
-@pytest.mark.parametrize("flags", [
-    ["--ds_config", "ds_configs/zero1.json"],
-    ["--accelerate_config", "accelerate_configs/fsdp2_1x2.yaml"],
-])  # fmt: skip
-def test_adafactor_is_refused_on_parts_of_matrices(flags, pick, mistake):
-    message = mistake(pick, "--optim", "adafactor", *flags)
-    assert "flag --optim" in message and "rows and columns of whole matrices" in message
 
 
 @pytest.mark.parametrize("optim", ["lamb", "lars"])

@@ -163,11 +163,6 @@ def test_a_function_of_single_tokens_is_taken(tmp_path, body):
 
 
 # ---- sums ------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", ["gemma4", "qwen3"])
-def test_a_loss_that_takes_the_number_is_found(name):
-    assert why_not_divided(transformers.AutoConfig.for_model(name)) == ""
-
-
 def test_a_loss_that_does_not_is_named(monkeypatch):
     output = SimpleNamespace(loss=torch.tensor(2.0), logits=torch.zeros(1, 16, 50))
     model = SimpleNamespace(eval=lambda: lambda **_: output)
@@ -178,7 +173,7 @@ def test_a_loss_that_does_not_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name, doubtful", [("qwen3", False), ("gemma3_text", False), ("cpmant", True), ("trocr", True)]
+    "name, doubtful", [("qwen3", False), ("gemma3_text", False), ("gemma4", False), ("cpmant", True), ("trocr", True)]
 )
 def test_a_forward_pass_with_a_loss_of_its_own_is_tried_whatever_its_signature_says(name, doubtful):
     """Theirs takes any keyword, and is a mean: accumulation changed the loss of CPM-Ant by a factor of 4."""

@@ -4,7 +4,6 @@ What the official templates render is recorded in tests/data/dialogues with its 
 The strings under "supervised" there were written by hand, not taken from a template.
 """
 
-import copy
 import json
 import re
 from pathlib import Path
@@ -19,7 +18,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template, rend
 from brigade.train.data import chat_template
 from brigade.train.data.layout import TEMPLATES
 from brigade.train.data.probes import stand_in
-from testing.dialogues import FAMILIES, text_of, unmarked
+from testing.dialogues import FAMILIES, text_of, unmarked, with_template
 
 CASES = [
     pytest.param(name, dialogue, id=f"{name}: {dialogue['name']}")
@@ -75,11 +74,6 @@ def test_recordings_are_enough_and_name_their_source(name):
 
 # ---- the rendering -----------------------------------------------------------------------------------------------
 @every_dialogue
-def test_renders_like_the_official_template(name, dialogue):
-    assert again(name, dialogue)[0] == dialogue["rendering"]
-
-
-@every_dialogue
 def test_marks_change_nothing(name, dialogue):
     bare = unmarked(name)
     assert bare != text_of(name) and not re.search(r"%-? *(end)?generation", bare)
@@ -89,8 +83,9 @@ def test_marks_change_nothing(name, dialogue):
 
 # ---- the marks ---------------------------------------------------------------------------------------------------
 @every_dialogue
-def test_marks_cover_exactly_the_assistants_text(name, dialogue):
+def test_it_renders_like_the_official_template_with_marks_on_exactly_the_assistants_text(name, dialogue):
     rendered, spans = again(name, dialogue)
+    assert rendered == dialogue["rendering"]
     assert [rendered[start:end] for start, end in spans] == dialogue["supervised"]
     # Where they stand, too: right behind what the model is prompted with.
     prompts = tuple(FAMILIES[name]["prompts"])
@@ -158,8 +153,7 @@ def record(settings, tokenizer, generation):
 def test_what_is_saved_has_the_template_that_was_named_and_stops_at_its_ends(load, tokenizers, tmp_path, name):
     from transformers import AutoTokenizer, GenerationConfig
 
-    tokenizer = copy.deepcopy(tokenizers[name])
-    tokenizer.chat_template = None  # a base model's
+    tokenizer = with_template(tokenizers[name], None)  # a base model's
     generation = GenerationConfig(eos_token_id=7)
     for _ in range(2):  # once more, by an export
         record(load(data={"chat_template": name}), tokenizer, generation)
@@ -170,19 +164,16 @@ def test_what_is_saved_has_the_template_that_was_named_and_stops_at_its_ends(loa
 
 
 def test_an_own_template_for_which_ours_stood_in_stays(load, tokenizers):
-    tokenizer = copy.deepcopy(tokenizers["llama3"])
-    tokenizer.chat_template = own = unmarked("llama3")
+    tokenizer = with_template(tokenizers["llama3"], unmarked("llama3"))
     generation = SimpleNamespace(eos_token_id=7)
     record(load(data={"chat_template": None}), tokenizer, generation)
-    assert tokenizer.chat_template == own
+    assert tokenizer.chat_template == unmarked("llama3")
     assert set(tokenizer.convert_tokens_to_ids(ENDS["llama3"])) <= set(generation.eos_token_id)
 
 
 def stands_in(tokenizer, stock):
     """Name and text of the template of ours that stands in where this one is the tokenizer's own."""
-    tokenizer = copy.deepcopy(tokenizer)
-    tokenizer.chat_template = stock
-    return stand_in(tokenizer)
+    return stand_in(with_template(tokenizer, stock))
 
 
 @every_template
@@ -191,8 +182,7 @@ def test_a_stock_template_that_renders_the_same_is_recognised(tokenizers, name, 
     """(The official files themselves are not part of this repository; ours without marks render what they render.)"""
     if name != "mistral" and version != "v13":
         version = "anything"
-    tokenizer = copy.deepcopy(tokenizers[name])
-    tokenizer.chat_template = f"{{%- set version = '{version}' -%}}" + unmarked(name)
+    tokenizer = with_template(tokenizers[name], f"{{%- set version = '{version}' -%}}" + unmarked(name))
     found, template = stand_in(tokenizer)
     assert found == name and template.endswith(text_of(name))
     messages = called({"a": 1}) if name == "mistral" else HELLO
@@ -204,8 +194,8 @@ def test_a_stock_template_that_renders_the_same_is_recognised(tokenizers, name, 
     ("mistral", "version", "'v7'"), ("qwen3.5", "version", "'3.6'"), ("qwen3.5", "enable_thinking", "false"),
 ])  # fmt: skip
 def test_each_version_of_a_family_is_recognised(tokenizers, name, variable, value):
-    tokenizer = copy.deepcopy(tokenizers[name])
-    tokenizer.chat_template = f"{{%- set {variable} = {variable} | default({value}) -%}}" + unmarked(name)
+    version = f"{{%- set {variable} = {variable} | default({value}) -%}}"
+    tokenizer = with_template(tokenizers[name], version + unmarked(name))
     found, template = stand_in(tokenizer)
     assert found == name and template != text_of(name) and template.endswith(text_of(name))
     chat = {"conversation": HELLO, "tokenize": False, "add_generation_prompt": True}

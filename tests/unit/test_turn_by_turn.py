@@ -9,12 +9,10 @@ from pathlib import Path
 import pytest
 
 from brigade.train.data import chat_template, encode
-from brigade.train.data.chat_template import ChatTemplates
 from brigade.train.data.probes import PROBES, TOOL
-from brigade.train.data.rows import RowChunk
 from brigade.train.data.tokenise import encoder_of
 from brigade.train.data.turn_by_turn import try_probes
-from testing.dialogues import FAMILIES, text_of, unmarked
+from testing.dialogues import FAMILIES, encoded, machine, text_of, unmarked, with_template
 
 # For each family: chats (probes and recorded dialogues) with equal labels, those refused, and those that our template refuses as
 # well left out; the same under train_on_last_turn_only; and why some are refused. In docs/data.md, too.
@@ -59,18 +57,6 @@ def rows(name):
     return [{key: copy.deepcopy(chat.get(key)) for key in keys} for chat in chats]
 
 
-def machine(tokenizer, template, **how):
-    variables = {key: value for key, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
-    backend = tokenizer.backend_tokenizer.to_str()
-    return encode.LoadedEncoder(
-        encode.Encoder(backend, ChatTemplates(template), variables, tokenizer.eos_token_id, 10**6, True, **how)
-    )
-
-
-def encoded(loaded, row):
-    return loaded.encode(RowChunk([row], "here", 1, 1, None), {})
-
-
 def problem(found):
     return found.bad[0][1].args[0]
 
@@ -82,7 +68,7 @@ def test_labels_are_those_of_our_marked_template_or_the_chat_is_refused(tokenize
     ours, stock = (machine(tokenizers[name], text, train_on_last_turn_only=last) for text in texts)
     tally = Counter()
     for row in rows(name):
-        marked, by_turns = encoded(ours, copy.deepcopy(row)), encoded(stock, row)
+        marked, by_turns = encoded(ours, row), encoded(stock, row)
         assert by_turns.bad or not marked.bad, "what ours refuses is refused"
         tally["refused" if by_turns.bad and not marked.bad else "neither" if marked.bad else "equal"] += 1
         if not by_turns.bad:
@@ -119,8 +105,7 @@ def own(tokenizers, load):
     """own(template, **data): the encoder of a tokenizer with such a template of its own."""
 
     def call(template, **data):
-        tokenizer = copy.deepcopy(tokenizers["chatml"])
-        tokenizer.chat_template = template
+        tokenizer = with_template(tokenizers["chatml"], template)
         return tokenizer, encode.LoadedEncoder(encoder_of(load(data={"chat_template": None, **data}), tokenizer))
 
     return call

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from brigade.train.data.rows import Where
 from brigade.train.host import control_groups
 from brigade.train.recipe.files import REPOSITORY
 from testing import marks
+from testing.patience import in_time
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +87,9 @@ def test_in_order_and_only_a_few_chunks_are_read_ahead(encoder):
 @pytest.mark.parametrize("at", [0, 5, 30])
 def test_a_killed_process_ends_the_run_with_the_cause_and_the_cure(encoder, mistake, at):
     chunks = [Text(number, signal.SIGKILL if number == at else 0) for number in range(31)]
-    before, began = children(), time.monotonic()
-    watchdog = threading.Timer(30, os.kill, (os.getpid(), signal.SIGALRM))  # a hang ends the tests
-    watchdog.start()
-    try:
+    before = children()
+    with in_time(20):
         message = mistake(lambda: list(workers.encoded(jobs(*chunks), encoder, 3, "a.jsonl")))
-    finally:
-        watchdog.cancel()
-    assert time.monotonic() - began < 20
     assert "a.jsonl" in message and "killed" in message and "memory" in message
     assert "dataset_num_proc" in message.splitlines()[-1]
     assert children() <= before

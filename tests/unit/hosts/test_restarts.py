@@ -209,7 +209,7 @@ def test_an_agent_clears_its_host_of_earlier_runs_and_says_how_far_they_came(tmp
     assert answers[0] == {"is": "answer", "id": 0}
     assert (answers[1]["step"], answers[1]["checkpoint"]) == (38, 20) and "finished" not in answers[1]
     (tmp_path / "success.json").write_text("{}")
-    assert progress(tmp_path)["finished"] == progress(tmp_path)["finished"]
+    assert progress(tmp_path)["finished"]
 
 
 @pytest.mark.slow  # imports torch

@@ -19,17 +19,12 @@ RECORDED = [
     ((3000, 100), (3024, 336), (3000, 100)), ((337, 336), (672, 336), (337, 336)), ((700, 1500), (1008, 1680), (700, 1500)),
     ((4000, 4000), (1344, 1344), (1344, 1344)), ((1, 900), (336, 1008), (1, 900)),
 ]  # fmt: skip
-ENLARGED = [((336, 336), (1344, 1344), (1344, 1344)), ((640, 480), (1344, 1008), (1344, 1007))]
+ENLARGED = [((336, 336), (1344, 1344), (1344, 1344)), ((640, 480), (1344, 1008), (1344, 1007))]  # to fill the canvas
 
 
-@pytest.mark.parametrize("image, canvas, inside", RECORDED)
-def test_sizes_are_those_of_transformers(image, canvas, inside):
-    assert sizes(image, 336, 16) == (canvas, inside)
-
-
-@pytest.mark.parametrize("image, canvas, inside", ENLARGED)
-def test_an_image_that_fills_its_canvas(image, canvas, inside):
-    assert sizes(image, 336, 16, enlarge=True) == (canvas, inside)
+@pytest.mark.parametrize("image, canvas, inside, enlarge", [(*each, each in ENLARGED) for each in RECORDED + ENLARGED])
+def test_sizes_are_those_of_transformers(image, canvas, inside, enlarge):
+    assert sizes(image, 336, 16, enlarge=enlarge) == (canvas, inside)
 
 
 def test_tiles_come_row_by_row_and_the_whole_image_last():

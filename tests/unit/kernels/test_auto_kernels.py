@@ -24,7 +24,7 @@ def written():
     return transformers.AutoConfig.for_model("llama", **LLAMA)
 
 
-def proof_of(wrong=(), with_="varlen", device=H100, **milliseconds):
+def proof_of(wrong=(), with_="varlen", **milliseconds):
     """A made-up proof: no GPU has made one. wrong: paths that compute something else"""
     table, found = paths.table(), {}
     for name, row in table.items():
@@ -36,23 +36,16 @@ def proof_of(wrong=(), with_="varlen", device=H100, **milliseconds):
         if row["kind"] == paths.SET and name in found:
             found[name]["attention"] = with_
     rows = {name: table[name] for name in found}
-    key = proofs.key(models.as_json(written()), SHAPES, device)
+    key = proofs.key(models.as_json(written()), SHAPES, H100)
     about = {"key": key, "quick": False, "seconds": 9.0, "made": 0}
     return about | {"fastest": judging.judge(rows, found), "paths": found}
 
 
 @pytest.fixture
-def settled(load, monkeypatch):
-    """settled(proof, flags, closed, answer): the settings of a run on one H100 that has this proof; one that it makes comes to
+def settled(load, monkeypatch, on):
+    """settled(proof, flags, closed, answer): the settings of a run on an H100 that has this proof; one that it makes comes to
     `answer`, by default to the same."""
-    monkeypatch.setattr(proofs, "device", lambda index=0: H100)
-    for name, value in (
-        ("is_available", True),
-        ("device_count", 1),
-        ("get_device_name", H100["name"]),
-        ("get_device_capability", (9, 0)),
-    ):
-        monkeypatch.setattr(f"torch.cuda.{name}", lambda *_, value=value: value)
+    on(H100)
 
     def settle(proof, *flags, closed=(), answer=None):
         asked = []
@@ -125,13 +118,6 @@ def test_sets_that_a_recipe_had_tried_with_its_own_attention_are_tried_again_for
     monkeypatch.setattr(prove, "_work", lambda job, *_: jobs.append(job) or True)
     prove.on_this_host(models.as_json(written()), SHAPES, True, known=before, kinds=("attention", "liger", "set"))
     assert jobs[-1]["attention"] == "varlen" and "attention_alone" in jobs[-1]["prove"]
-
-
-def test_a_proof_of_another_driver_is_not_used(settled):
-    proofs.write(proof_of(device=H100 | {"driver": "550.54.14"}, **ATTENTION, **ALONE, **SETS))
-    settings = settled(None, *ALL)
-    assert len(settings.asked) == 1 and "known" not in settings.asked[0]
-    assert kernels(settings) == (False, False, FUSED)
 
 
 def test_a_first_run_tries_what_its_recipe_leaves_open(settled, monkeypatch):

@@ -356,8 +356,7 @@ def test_the_best_checkpoint_is_one_of_the_run_that_continues(named, kept, tmp_p
         assert "is not beside it" in said and Path(named).name in said
 
 
-def test_what_a_recipe_has_fetched_is_said(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("BRIGADE_CACHE", str(tmp_path / "cache"))
+def test_what_a_recipe_has_fetched_is_said(tmp_path, own_cache, capsys):
     (tmp_path / "rows.jsonl").write_text("{}")
     for said in (f"fetching 'file://{tmp_path}/rows.jsonl' (theirs.yaml: data.train_file)", ""):
         (copy,) = paths_of(f"file://{tmp_path}/rows.jsonl", "theirs.yaml: data.train_file")

@@ -150,13 +150,6 @@ def test_the_digest_is_that_of_the_package_in_use(home):
 
 # ---- files -----------------------------------------------------------------------------------------------------------
 @pytest.fixture
-def victim(tmp_path):
-    path = tmp_path / "mine"
-    path.write_text("mine\n")
-    return path
-
-
-@pytest.fixture
 def planted(tmp_path, victim):
     """A name that others made a link to a file of this user."""
     folder = tmp_path / "run"

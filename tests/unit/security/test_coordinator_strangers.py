@@ -145,15 +145,10 @@ def test_who_is_silent_is_closed(coordinator):
         assert time.monotonic() - began < 2 * entrance.GREETING
 
 
-@pytest.mark.parametrize("token", ["", "of another run"])
-def test_who_has_another_token_says_nothing_and_learns_nothing(coordinator, token):
-    with Replica(coordinator[0], token=token) as other:
+@pytest.mark.parametrize("wrong", [{"token": ""}, {"token": "of another run"}, {"number": 1}])
+def test_who_has_another_token_or_no_replicas_number_says_nothing_and_learns_nothing(coordinator, wrong):
+    with Replica(coordinator[0], **wrong) as other:
         assert other.rest() == b""
-
-
-def test_a_number_that_no_replica_has(coordinator):
-    with Replica(coordinator[0], number=1) as other:
-        assert other.hear("result") is None
 
 
 def test_a_line_that_is_said_again_ends_its_connection(coordinator):

@@ -21,6 +21,7 @@ from brigade.train.local.elastic import ElasticPeers
 from brigade.train.local.peers import Peers
 from brigade.train.recipe.batch import Batch
 from brigade.train.watch.measured_states import States
+from testing.small_checkpoints import Forged
 
 ROOT = pathlib.Path(__file__).parents[3]
 SENT = {
@@ -42,16 +43,6 @@ REFUSED = {
     "object": UserError("a", "b", "c"),
     "class": {"key": [int]},
 }
-
-
-class Marker:
-    """Touches a file when it is unpickled."""
-
-    def __init__(self, file):
-        self.file = file
-
-    def __reduce__(self):
-        return pathlib.Path.touch, (self.file,)
 
 
 def same(one, other):
@@ -108,7 +99,7 @@ FORGED = {
 
 
 def forged(name, tmp_path):
-    return pickle.dumps(Marker(tmp_path / "marker")) if name == "pickle" else FORGED[name]
+    return pickle.dumps(Forged(tmp_path / "marker")) if name == "pickle" else FORGED[name]
 
 
 @pytest.mark.parametrize("name", ["pickle", *FORGED])
@@ -153,7 +144,7 @@ def test_messages_of_different_lengths(peers):
 
 def test_who_takes_a_rank_s_place_runs_nothing_in_the_others(peers, tmp_path, mistake):
     """Anybody can who reaches torch's store."""
-    data = pickle.dumps(Marker(tmp_path / "marker"))
+    data = pickle.dumps(Forged(tmp_path / "marker"))
 
     def forger():
         peers[1]._all(torch.tensor([len(data)]))
@@ -166,7 +157,7 @@ def test_who_takes_a_rank_s_place_runs_nothing_in_the_others(peers, tmp_path, mi
 
 
 def test_a_replica_of_an_elastic_run_runs_nothing_of_another(tmp_path, mistake):
-    forged = base64.b64encode(pickle.dumps([Marker(tmp_path / "marker")])).decode()
+    forged = base64.b64encode(pickle.dumps([Forged(tmp_path / "marker")])).decode()
     peers = object.__new__(ElasticPeers)
     peers.world = World(0, 0, 1, 1, "here", "launch")
     peers._say = lambda what: {"said": {"0": what["payload"], "1": forged}}
@@ -174,7 +165,7 @@ def test_a_replica_of_an_elastic_run_runs_nothing_of_another(tmp_path, mistake):
     assert not (tmp_path / "marker").exists()
 
 
-@pytest.mark.parametrize("data", [b"", b"no weights", b"PK\x03\x04", pickle.dumps(Marker("marker"))])
+@pytest.mark.parametrize("data", [b"", b"no weights", b"PK\x03\x04", pickle.dumps(Forged("marker"))])
 def test_what_is_handed_over_to_a_replica_runs_nothing(data, tmp_path, monkeypatch, mistake):
     monkeypatch.chdir(tmp_path)
     assert "replica 1" in mistake(hand_over.unpack, None, None, data, "replica 1")

@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from brigade.errors import UserError
 from brigade.train.checkpoint import compatibility, manifest, resume, saved_weights, states
 from brigade.train.host import checksums
 from brigade.train.run.directory import RECORD
+from testing.patience import in_time
 from testing.small_checkpoints import RUN, SAVE, Forged
 
 SECONDS = 20  # for one checkpoint; without faults it takes a fraction of one
@@ -155,15 +155,11 @@ def test_a_changed_checkpoint_is_told_or_read(data, whole, tmp_path_factory):
     if data.draw(st.booleans()) and not (folder / manifest.RECORD).is_dir():
         sign(folder)
     before = sorted(outside.rglob("*"))
-    signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits"))
-    signal.alarm(SECONDS)
-    try:
-        for read in (use, lambda folder: saved_weights.load(saved_weights.find(outside, 2))):
-            try:
+    for read in (use, lambda folder: saved_weights.load(saved_weights.find(outside, 2))):
+        try:
+            with in_time(SECONDS):
                 read(folder)
-            except UserError as error:
-                assert len(str(error).splitlines()) <= 4
-    finally:
-        signal.alarm(0)
+        except UserError as error:
+            assert len(str(error).splitlines()) <= 4
     assert sorted(outside.rglob("*")) == before, "something is written, or a stranger's code has run"
     assert (outside / "secret").read_text() == "secret"

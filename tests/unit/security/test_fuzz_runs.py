@@ -5,10 +5,8 @@ import copy
 import json
 import os
 import shutil
-import signal
 import socket
-import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -22,6 +20,7 @@ from brigade.launch import background
 from brigade.top import table
 from brigade.top.watching import HostSeen, Watching
 from brigade.train.recipe.files import DEFAULT_RECIPE, read_yaml
+from testing.patience import in_time
 
 pytestmark = pytest.mark.slow
 HOST, TIME = socket.gethostname(), "2026-11-23T04:05:06.000+00:00"
@@ -152,25 +151,6 @@ def surroundings(root):
     return found
 
 
-class Late(BaseException):  # a TimeoutError is an OSError, which readers take for a file that is not there
-    pass
-
-
-@contextmanager
-def in_time():
-    def late(*_):
-        raise Late(f"it took more than {PATIENCE} s")
-
-    before, begun = signal.signal(signal.SIGALRM, late), time.monotonic()
-    signal.alarm(PATIENCE)
-    try:
-        yield
-        assert time.monotonic() - begun < PATIENCE
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
 @pytest.fixture
 def alone(monkeypatch, tmp_path):
     """A place with a cache and a home of its own, without any network."""
@@ -216,9 +196,8 @@ def test_whoever_looks_at_a_strangers_run_is_safe(content, commands, alone, caps
     write(alone / "run", content)
     before = surroundings(alone)
     for command in sorted(commands):
-        with in_time():
-            with suppress(UserError):
-                look(command, alone / "run")
+        with in_time(PATIENCE), suppress(UserError):
+            look(command, alone / "run")
         said = capsys.readouterr()
         assert "Traceback" not in said.out + said.err
         assert surroundings(alone) == before
