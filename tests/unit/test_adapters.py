@@ -81,6 +81,8 @@ def layers_of(names):
     (["--use_bnb_nested_quant", "false"], "flag --use_bnb_nested_quant", "load_in_4bit is false"),
     (["--nonfinite_limit", "3"], "flag --nonfinite_limit", "no step would be left out"),
     (["--eval_tasks_chat_template"], "flag --eval_tasks_chat_template", "eval_tasks names none"),
+    (["--optim", "lars", "--adam_beta2", "0.99"], "flag --adam_beta2", "lars has no betas"),
+    (["--optim", "lion_8bit", "--adam_epsilon", "1e-6"], "flag --adam_epsilon", "lion_8bit does not read it"),
     (["--use_peft", "--load_in_4bit", "--use_dora", "--ds_config", "ds_configs/zero3.json"], "flag --use_dora",
      "QDoRA does not run under zero3"),
 ])  # fmt: skip

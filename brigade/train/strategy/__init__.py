@@ -21,6 +21,7 @@ from .strategy import LAUNCHED, Kind, Strategy, unsharded
 PREFIXES = ("sync_", "outer_")  # of keys that speak of replicas
 _OF_ADAPTERS = ("adapter_name_or_path", "lora", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "load_in_4bit",
                 "trainable_token_indices")  # fmt: skip
+_WITHOUT_MOMENTS = ("sgd", "adafactor", "lars")  # as Adam has them: no betas, and an epsilon of its own or none
 # (how keys begin, whether others' values make a run read them, what is the case where they do not, the cure)
 READ_WITH: tuple[tuple[tuple[str, ...], Callable[[Fields], object], str, str], ...] = (
     (_OF_ADAPTERS, lambda of: of["use_peft"], "use_peft is false: all weights would be trained", "set use_peft: true"),
@@ -29,6 +30,9 @@ READ_WITH: tuple[tuple[tuple[str, ...], Callable[[Fields], object], str, str], .
     (("nonfinite_limit",), lambda of: of["nonfinite"] != "stop" or of["loss_spike"],
      "nonfinite is stop and loss_spike null: no step would be left out", "set nonfinite: skip"),
     (("eval_tasks_chat_template",), lambda of: of["eval_tasks"], "eval_tasks names none", "set eval_tasks"),
+    (("adam_beta",), lambda of: of["optim"] not in _WITHOUT_MOMENTS, "{optim} has no betas", "take an optim that has them"),
+    (("adam_epsilon",), lambda of: of["optim"] not in _WITHOUT_MOMENTS and "lion" not in of["optim"],
+     "{optim} does not read it", "take an optim that does"),
 )  # fmt: skip
 
 
@@ -161,7 +165,8 @@ def _refuse_unread(settings: Settings) -> None:
     for beginnings, are_read, why, cure in READ_WITH:
         for key in () if are_read(values) else values:
             if key.startswith(beginnings) and values[key] != defaults[key]:
-                raise UserError(settings.place(key), f"{key} is set, but {why}", f"{cure}, or leave the key out")
+                problem = f"{key} is set, but {why.format(**values)}"
+                raise UserError(settings.place(key), problem, f"{cure}, or leave the key out")
 
 
 def check(strategy: Strategy, settings: Settings, world: World) -> None:
