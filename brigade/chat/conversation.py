@@ -6,7 +6,7 @@ from ..errors import UserError
 from ..errors.tables import Fields
 from ..train.data.encode import LoadedEncoder
 from ..train.data.images import MARK, ImageSource
-from ..train.data.rows import BadRow
+from ..train.data.rows import BadRow, Chat
 
 NAME = "X"  # an answer, to see what the template writes before it
 
@@ -80,7 +80,7 @@ class Conversation:
 
     def _rendered(self, messages: list[Fields], variables: Fields) -> str:
         try:
-            return self.encoder.chats.render(messages, None, variables, images=self.images()).text
+            return self.encoder.chats.render(Chat(messages, variables=variables), images=self.images()).text
         except BadRow as error:
             raise _refused(error) from None
 

@@ -35,14 +35,7 @@ class _Unrendered:
     def __init__(self, joins: bool = False, last_turn_only: bool = False) -> None:
         self.joins, self.last_turn_only = joins, last_turn_only
 
-    def render(
-        self,
-        messages: object,
-        tools: object,
-        variables: object,
-        learned: Sequence[bool] | None = None,
-        images: object = (),
-    ) -> Text:
+    def render(self, chat: object, learned: Sequence[bool] | None = None, images: object = ()) -> Text:
         return Text("", [(0, 0)] * len(learned or ()))
 
 

@@ -233,7 +233,7 @@ def counted(update, inputs):
     update.before_step()
     update.before_micro_batch(inputs)
     passed(update.trainer.model, {key: value for key, value in inputs.items() if key != "labels"})
-    return update.of_layers
+    return [*update.of_layers.values()]
 
 
 # ---- what holds it ---------------------------------------------------------------------------------------------------

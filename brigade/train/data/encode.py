@@ -18,7 +18,7 @@ from .images import NO_RULES, ImageProcessor, ImageReader, ImageRules, ImageSour
 from .keys import Columns, names_of
 from .kinds import KINDS
 from .rendering import Chats
-from .rows import BadRow, Chunk, Message, bounded
+from .rows import BadRow, Chat, Chunk, Message, bounded
 from .samples import Text
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class LoadedEncoder:
         """Return the token ids of a chat up to where the assistant's next answer begins, as in a sample. Raises BadRow where the
         template refuses the chat. images: those whose images.MARK stands in the messages"""
         with bounded_template():
-            text = self.chats.render(messages, None, {"add_generation_prompt": True}, images=images)
+            text = self.chats.render(Chat(messages).asking(), images=images)
         with no_panic("the question"):
             return next(iter(self._ids([text])))[0].tolist()
 

@@ -10,18 +10,17 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...errors import UserError
 from ...errors.tables import Fields
 from .messages import THOUGHTS
 from .order import behind_last_question
-from .rows import BadRow, Message, Tools, Variables
+from .rows import BadRow, Chat, Message, Variables
 from .turn_by_turn import SHOWN, difference
 
 AS_SAMPLE = "as_sample"  # our templates then write a chat's last answer behind its prompt, with its end
-# messages, tools, variables -> text, and the spans that are marked
-Render = Callable[[list[Message], list[Any] | None, dict[str, Any]], tuple[str, list[tuple[int, int]]]]
+Render = Callable[[Chat], tuple[str, list[tuple[int, int]]]]  # to text, and the spans that are marked
 LAST, WITHIN, EARLIER = "last", "within", "earlier"  # before the last question; behind it, but not the chat's end
 KINDS = 1024  # that are remembered: variables may differ from row to row
 UNTAUGHT = (
@@ -84,33 +83,28 @@ class Marks:
         self.ends_behind = functools.lru_cache(2)(self._ends_behind)
 
     def check(
-        self,
-        messages: list[Message],
-        tools: Tools | None,
-        variables: Variables,
-        learned: Sequence[bool],
-        text: str,
-        spans: list[tuple[int, int]],
+        self, chat: Chat, learned: Sequence[bool], text: str, spans: list[tuple[int, int]]
     ) -> tuple[list[tuple[int, int]], tuple[str, ...]]:
         """Return the spans without what prompts write and with the token that ends them, and which of SAID is true of a row.
         Raises BadRow where its last answer cannot be learned as it is marked, and UserError where no answer can.
 
         learned: of each turn of the assistant's; text, spans: what the messages are rendered as
         """
+        messages, tools = chat.messages, bool(chat.tools)
         turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         said, prompted = set[str](), set[str]()
         for number, is_learned in zip(turns, learned, strict=True):
             if not is_learned:
                 continue
-            kind = _kind_of(messages, number, bool(tools), variables)
+            kind = _kind_of(messages, number, tools, chat.variables)
             found = self.tried(kind)
             if kind.place == LAST:
                 if found is None or any(_INLINE.search(messages[turn]["content"]) for turn in turns):
                     # The template refuses our words, or divides a text.
-                    prompt = self.render(messages[:number], tools, variables | {"add_generation_prompt": True})[0]
-                    found = self._judged(text, spans, prompt, f"message {number + 1} of {len(messages)}", bool(tools))
+                    prompt = self.render(chat._replace(messages=messages[:number]).asking())[0]
+                    found = self._judged(text, spans, prompt, f"message {number + 1} of {len(messages)}", tools)
                 if found.problem:
-                    raise self._refusal(found, bool(tools))
+                    raise self._refusal(found, tools)
             elif found and found.problem:
                 said.add(REWRITTEN)
             if found:
@@ -121,7 +115,7 @@ class Marks:
         if headers:
             said.add(PROMPTED)
             spans = [_without(headers, text, *span) for span in spans]
-        if self.ends_behind(bool(tools)):
+        if self.ends_behind(tools):
             spans = [self.with_end(text, *span) for span in spans]
         return spans, tuple(sorted(said))
 
@@ -146,7 +140,7 @@ class Marks:
         it would never end. gpt-oss's leave out one after earlier answers, on purpose."""
         chat = [{"role": "user", "content": _ASKED}, {"role": "assistant", "content": _ANSWER}]
         try:
-            text, spans = self.render(chat, [self.tool] if tools else None, {})
+            text, spans = self.render(Chat(chat, [self.tool] if tools else None))
         except Exception:  # it refuses such a chat
             return False
         return bool(spans) and self.with_end(text, *spans[-1]) != spans[-1]
@@ -154,10 +148,10 @@ class Marks:
     def _tried(self, kind: Kind) -> Verdict | None:
         """Return what is found for turns of a kind; None where the template refuses a chat of our words."""
         messages, number = _chat_of(kind)
-        tools, variables = [self.tool] if kind.tools else None, json.loads(kind.variables)
+        chat = Chat(messages, [self.tool] if kind.tools else None, json.loads(kind.variables))
         try:
-            text, spans = self.render(messages, tools, variables)
-            prompt = self.render(messages[:number], tools, variables | {"add_generation_prompt": True})[0]
+            text, spans = self.render(chat)
+            prompt = self.render(chat._replace(messages=messages[:number]).asking())[0]
         except Exception:
             return None
         where = "an answer" + (" with thoughts" if any(filled for _, filled in kind.thoughts) else "")

@@ -10,7 +10,7 @@ from ...errors.tables import Fields
 from .images import MARK
 from .keys import says_nothing
 from .messages import THOUGHTS
-from .rows import BadRow, Message, Tools
+from .rows import BadRow, Chat, Message, Tools
 from .thinking import MARK as THINK
 from .thinking import ends_thoughts
 
@@ -40,11 +40,10 @@ def pieces_of(messages: list[Message], tools: Tools | None) -> list[Piece]:
     return [*_of_messages(messages), *_of_tools(tools)]
 
 
-def planted(
-    messages: list[Message], tools: Tools | None, marks: dict[Place, str]
-) -> tuple[list[Message], Tools | None]:
+def planted(chat: Chat, marks: dict[Place, str]) -> Chat:
     """Return a chat of the same shape whose words are marks, which are numbers."""
-    return [_planted_message(number, turn, marks) for number, turn in enumerate(messages)], _planted_tools(tools, marks)
+    messages = [_planted_message(number, turn, marks) for number, turn in enumerate(chat.messages)]
+    return chat._replace(messages=messages, tools=_planted_tools(chat.tools, marks))
 
 
 # ---- what is looked for ----------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from .keys import Columns, Row, blank, says_nothing
 from .messages import THOUGHTS, turns, turns_from_text
 from .order import NO_ANSWER, behind_last_question
 from .rendered import repeats, transcript
-from .rows import BadRow, Message
+from .rows import BadRow, Chat, Message
 from .samples import Templates, Text, chat, exchange, kind_of, pair, question, usual, with_unread
 from .thinking import thoughts
 
@@ -198,7 +198,7 @@ def _said(turn: Message) -> Message:
 
 def _refuse_unlike(ours: list[Message], theirs: list[Message], templates: Templates) -> None:
     """Raise BadRow for prompts that say the same, but whose further keys the chat template writes differently."""
-    if ours == theirs or templates.render(ours, None, {}).text == templates.render(theirs, None, {}).text:
+    if ours == theirs or templates.render(Chat(ours)).text == templates.render(Chat(theirs)).text:
         return
     pairs = zip(ours, theirs, strict=True)
     keys = sorted({key for a, b in pairs for key in a.keys() | b.keys() if a.get(key) != b.get(key)})

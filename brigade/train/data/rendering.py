@@ -17,7 +17,7 @@ from .keys import says_nothing
 from .marks import AS_SAMPLE, Marks
 from .messages import READ, THOUGHTS
 from .probes import TOOL, templates_of_ours, tokens_in
-from .rows import BadRow, Message, Tools, Variables
+from .rows import BadRow, Chat, Message, Tools
 from .samples import Text
 from .template_forms import ANSWERED, ASKED, CHAT, Forms
 from .words import LeavesOut, Words
@@ -58,20 +58,13 @@ class Chats:
         self.control = re.compile("|".join(map(re.escape, unmeant)) or "(?!)")  # of none: matches nothing
         self.turn_by_turn = [templates.turn_by_turn(tools) for tools in (None, [TOOL])]
         self.marks = Marks(self._render, self.control_tokens, TOOL)
-        self.words = Words(lambda messages, tools, variables: self._render(messages, tools, variables)[0])
+        self.words = Words(lambda chat: self._render(chat)[0])
 
     @property
     def joins(self) -> bool:
         return self.templates.joins
 
-    def render(
-        self,
-        messages: list[Message],
-        tools: Tools | None,
-        variables: Variables,
-        learned: Sequence[bool] | None = None,
-        images: Sequence[ImageSource] = (),
-    ) -> Text:
+    def render(self, chat: Chat, learned: Sequence[bool] | None = None, images: Sequence[ImageSource] = ()) -> Text:
         """Return a chat as text, with the assistant's spans in characters. Raises BadRow where the template refuses.
 
         learned: of each turn of the assistant's; None: the chat is a prompt
@@ -80,31 +73,32 @@ class Chats:
         Special tokens that are spelled out in turns other than the assistant's are plain text: a user who writes <|im_end|>
         ends no turn.
         """
-        error = self.templates.error(tools)
+        error = self.templates.error(chat.tools)
         if error:
             raise error
         if images and not self.writes_images:
             problem = f"it does not write {self.images.image_token} for an image, once for each"
             cure = "leave chat_template out, so that the model's own is used, or name one that writes it"
             raise UserError("the chat template", problem, cure)
-        template = self.templates.for_tools() if tools else self.templates.template
+        template = self.templates.for_tools() if chat.tools else self.templates.template
+        messages, thoughts = chat.messages, 0
         signs = () if learned is None else rendered.look(messages, self.control, self.around, self.end, self.own_tokens)
-        thoughts = 0
         if learned is not None and self.thinking == thinking.CUT:
             messages, thoughts = thinking.cut(messages)
+            chat = chat._replace(messages=messages)
         formats = thinking.in_another_format(messages, template, self.thinking, self.own_tokens)
         signs += () if learned is None else tuple(sorted({*formats}))
         if learned is not None and self.thinking == thinking.KEEP:
-            thinking.refuse_own_switch(variables)
+            thinking.refuse_own_switch(chat.variables)
         try:
-            text, spans = self._render(messages, tools, variables)
+            text, spans = self._render(chat)
             said: tuple[str, ...] = ()
-            if learned and self.turn_by_turn[bool(tools)]:
-                spans = self._turns(text, messages, tools, variables, learned)
+            if learned and self.turn_by_turn[bool(chat.tools)]:
+                spans = self._turns(text, chat, learned)
             elif learned:
-                spans, said = self.marks.check(messages, tools, variables, learned, text, spans)
-            other, hidden = self._other(messages, tools, variables, text)
-            unread = (*signs, *self._unread(messages, tools, variables, text), *said)
+                spans, said = self.marks.check(chat, learned, text, spans)
+            other, hidden = self._other(chat, text)
+            unread = (*signs, *self._unread(chat, text), *said)
         except (BadRow, UserError, MemoryError):
             raise
         except Exception as error:  # the template refuses the chat, or fails at it
@@ -112,15 +106,15 @@ class Chats:
         if learned is not None:
             keeps = self.thinking == thinking.KEEP
             try:
-                unread += self.words.account(messages, tools, variables, text, learned, keeps)
+                unread += self.words.account(chat, text, learned, keeps)
             except LeavesOut as error:
                 way = error.args[1]
                 if way not in self._rendered_by:
-                    self._rendered_by[way] = self._who_renders(messages, tools, variables, learned)
+                    self._rendered_by[way] = self._who_renders(chat, learned)
                 raise error.naming(self._rendered_by[way]) from None
         answers = [message for message in messages if message["role"] == "assistant"]
         asked = self._spelled_out(hidden) - self._spelled_out(answers)
-        answered = self._spelled_out([messages, tools, variables]) - asked  # or special all the same
+        answered = self._spelled_out([*chat]) - asked  # or special all the same
         if not asked or len(other) != len(text):  # a template that reads the content: nothing says what is whose
             whole = Text(text, spans, rendered=True, counts=(thoughts, answered + asked, 0, 0), unread=unread)
         else:
@@ -129,9 +123,7 @@ class Chats:
             whole = Text(text, spans, rendered=True, plain=plain, counts=counts, unread=unread)
         return whole if self.images is None else self._with_images(whole, messages, tuple(images))
 
-    def _who_renders(
-        self, messages: list[Message], tools: Tools | None, variables: Variables, learned: Sequence[bool]
-    ) -> list[str] | None:
+    def _who_renders(self, chat: Chat, learned: Sequence[bool]) -> list[str] | None:
         """Return the names of the templates of ours that fit the tokenizer and render a chat whole; None where none was tried."""
         if not self.added or self.images is not None:
             return None
@@ -141,7 +133,7 @@ class Chats:
                 ChatTemplates(template), self.variables, set(self.control_tokens), self.thinking, self.last_turn_only
             )
             with suppress(Exception):  # it refuses the chat, or leaves something out, too
-                other.render(messages, tools, variables, learned)
+                other.render(chat, learned)
                 found.append(name)
         return found
 
@@ -198,7 +190,7 @@ class Chats:
     def around(self) -> tuple[str, str]:
         """What the template writes before a question that is a whole prompt, and behind it, without white space at their ends."""
         with suppress(Exception):
-            prompt = self._render(CHAT[:1], None, {"add_generation_prompt": True})[0]
+            prompt = self._render(Chat(CHAT[:1]).asking())[0]
             before, _, behind = prompt.partition(ASKED)
             return before.strip(), behind.strip()
         return "", ""
@@ -207,7 +199,7 @@ class Chats:
     def end(self) -> str:
         """The special token that the template writes behind an answer; "" where it writes none."""
         with suppress(Exception):
-            behind = self._render(CHAT, None)[0].partition(ANSWERED)[2]
+            behind = self._render(Chat(CHAT))[0].partition(ANSWERED)[2]
             token = self.control.match(behind.lstrip())
             return token[0] if token else ""
         return ""
@@ -217,7 +209,9 @@ class Chats:
         """The forms that the templates for chats without and with tools take."""
 
         def form(tools: Tools | None) -> Forms:
-            return template_forms.tried(lambda messages: self._rendered(messages, tools)[0], self.images is not None)
+            return template_forms.tried(
+                lambda messages: self._rendered(Chat(messages, tools))[0], self.images is not None
+            )
 
         return [form(None), form([TOOL]) if self.templates.error([TOOL]) is None else Forms()]
 
@@ -225,44 +219,39 @@ class Chats:
     def writes_images(self) -> bool:
         """Whether the template writes the processor's token once for an image: tried on a chat."""
         with suppress(Exception):
-            text = self._render([CHAT[0] | {"content": MARK + ASKED}, CHAT[1]], None)[0]
+            text = self._render(Chat([CHAT[0] | {"content": MARK + ASKED}, CHAT[1]]))[0]
             return text.count(self.images.image_token) == 1 and ASKED in text and ANSWERED in text
         return False
 
-    def _turns(
-        self,
-        text: str,
-        messages: list[Message],
-        tools: Tools | None,
-        variables: Variables,
-        learned: Sequence[bool],
-    ) -> list[tuple[int, int]]:
+    def _turns(self, text: str, chat: Chat, learned: Sequence[bool]) -> list[tuple[int, int]]:
         """Return the assistant's spans in a chat's text, whose template has no generation marks."""
 
         def render(messages: list[Message], prompt: bool) -> str:
-            return self._render(messages, tools, variables | {"add_generation_prompt": prompt})[0]
+            return self._render(chat._replace(messages=messages).asking(prompt))[0]
 
-        return turn_by_turn.spans(text, messages, learned, render, self.control_tokens, self.closings[bool(tools)])
+        closing = self.closings[bool(chat.tools)]
+        return turn_by_turn.spans(text, chat.messages, learned, render, self.control_tokens, closing)
 
     @functools.cached_property
     def closings(self) -> list[str]:
         """What closes chats without and with tools, as turn_by_turn.closing_of() says."""
 
         def closing(tools: Tools | None) -> str:
-            return turn_by_turn.closing_of(lambda chat, _: self._render(chat, tools)[0], self.control_tokens)
+            return turn_by_turn.closing_of(lambda turns, _: self._render(Chat(turns, tools))[0], self.control_tokens)
 
         return [closing(None), closing([TOOL])]
 
-    def _unread(self, messages: list[Message], tools: Tools | None, variables: Variables, text: str) -> tuple[str, ...]:
+    def _unread(self, chat: Chat, text: str) -> tuple[str, ...]:
         """Return the row's variables and the messages' further keys that the template does not read: names that it does not
         have, and keys without which the text is the same."""
+        messages, tools, variables = chat
         words = self._names_in_templates[bool(tools)]
         unknown = [name for name, value in variables.items() if name not in words and not says_nothing(value)]
         unread = [f"{name!r} of chat_template_kwargs" for name in unknown]
         further = {key for turn in messages for key in turn if key not in ACCOUNTED and not says_nothing(turn[key])}
         for key in sorted(further):
             without = [{name: value for name, value in turn.items() if name != key} for turn in messages]
-            if key not in words or self._render(without, tools, variables)[0] == text:
+            if key not in words or self._render(chat._replace(messages=without))[0] == text:
                 if (
                     key in ("tools", "functions")
                     and not tools
@@ -277,17 +266,16 @@ class Chats:
     def _names_in_templates(self) -> list[set[str]]:
         return [set(re.findall(r"\w+", text)) for text in (self.templates.template, self.templates.for_tools())]
 
-    def _other(self, messages: list[Message], tools: Tools | None, variables: Variables, text: str) -> tuple[str, Any]:
+    def _other(self, chat: Chat, text: str) -> tuple[str, Any]:
         """Return (the chat's text with special tokens of the row hidden, each letter in its place; in which parts of the row).
 
         They stay in tools and variables of a template that writes those in another length then, as Python's repr does.
         """
-        whole = messages, tools, variables
-        hidden = self._hidden(messages), self._hidden(tools), self._hidden(variables)
-        other = self._render(*hidden)[0] if hidden != whole else text
-        if len(other) == len(text) or hidden[1:] == whole[1:]:
-            return other, [*whole]
-        return self._render(hidden[0], tools, variables)[0], messages
+        hidden = Chat(*map(self._hidden, chat))
+        other = self._render(hidden)[0] if hidden != chat else text
+        if len(other) == len(text) or hidden[1:] == chat[1:]:
+            return other, [*chat]
+        return self._render(chat._replace(messages=hidden.messages))[0], chat.messages
 
     def _hidden(self, value: Any) -> Any:
         """Return what a row has with special tokens in its texts become HIDDEN, which no template knows; the assistant's turns as
@@ -308,28 +296,23 @@ class Chats:
             return sum(map(self._spelled_out, value))
         return len(self.control.findall(value)) if isinstance(value, str) else 0
 
-    def _render(
-        self, messages: list[Message], tools: Tools | None, variables: Variables | None = None
-    ) -> tuple[str, list[tuple[int, int]]]:
+    def _render(self, chat: Chat) -> tuple[str, list[tuple[int, int]]]:
         """Return a chat as its template writes it, and the spans that it marks."""
-        messages = self.forms[bool(tools)].of(messages)
-        return self._rendered(messages, tools, variables)
+        return self._rendered(chat._replace(messages=self.forms[bool(chat.tools)].of(chat.messages)))
 
-    def _rendered(
-        self, messages: list[Message], tools: Tools | None = None, variables: Variables | None = None
-    ) -> tuple[str, list[tuple[int, int]]]:
+    def _rendered(self, chat: Chat) -> tuple[str, list[tuple[int, int]]]:
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        templates, marked = self.templates, not self.turn_by_turn[bool(tools)]
+        templates, marked = self.templates, not self.turn_by_turn[bool(chat.tools)]
         with bounded_template(memory=False):
             texts, spans = render_jinja_template(
-                [messages],
-                tools=tools,
-                chat_template=templates.for_tools() if tools else templates.template,
+                [chat.messages],
+                tools=chat.tools,
+                chat_template=templates.for_tools() if chat.tools else templates.template,
                 return_assistant_tokens_mask=marked,
-                **self.variables | ({AS_SAMPLE: True} if marked else {}) | (variables or {}),
+                **self.variables | ({AS_SAMPLE: True} if marked else {}) | chat.variables,
             )
-        check_length(texts[0], messages, tools, variables)
+        check_length(texts[0], *chat)
         return texts[0], spans[0] if marked else []
 
 

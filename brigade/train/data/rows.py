@@ -30,6 +30,18 @@ Tools = list[Any]  # definitions of functions that a chat may call
 Variables = dict[str, Any]  # what a chat template gets beside messages and tools
 
 
+class Chat(NamedTuple):
+    """What a chat template makes a text of."""
+
+    messages: list[Message]
+    tools: Tools | None = None
+    variables: Variables = {}
+
+    def asking(self, prompt: bool = True) -> "Chat":
+        """Return the chat as one whose next turn the assistant writes. prompt: or as a whole one"""
+        return self._replace(variables=self.variables | {"add_generation_prompt": prompt})
+
+
 class BadRow(Exception):
     """(problem, cure) of a row that cannot be used; the reader of its chunk knows the place."""
 

@@ -14,7 +14,7 @@ from .messages import turns, turns_from_text
 from .order import NO_ANSWER, behind_last_question, check_order, wanted
 from .rendered import repeats
 from .row_images import RowImages
-from .rows import BadRow, Message, Tools, Variables, not_text
+from .rows import BadRow, Chat, Message, Variables, not_text
 from .tool_calls import from_json, holds_null, tool_definitions
 
 # What other sets call the columns, in small letters, for the cure of a row that has none of ours.
@@ -73,14 +73,7 @@ class Templates(Protocol):
     @property
     def last_turn_only(self) -> bool: ...
 
-    def render(
-        self,
-        messages: list[Message],
-        tools: Tools | None,
-        variables: Variables,
-        learned: Sequence[bool] | None = None,
-        images: Sequence[ImageSource] = (),
-    ) -> Text:
+    def render(self, chat: Chat, learned: Sequence[bool] | None = None, images: Sequence[ImageSource] = ()) -> Text:
         """Return a chat as text, with all spans of the assistant's, and the keys of messages and variables that the template
         does not read. Raises BadRow.
 
@@ -304,7 +297,7 @@ def chat(row: Row, whole: list[Message], begin: int, templates: Templates, image
     if holds_null(tools):
         row.said.add("null in definitions of tools, shown to the model as null")
     answers = list(wanted(whole, begin))
-    text = templates.render(whole, tools, _variables(row), answers, images.whole if images else ())
+    text = templates.render(Chat(whole, tools, _variables(row)), answers, images.whole if images else ())
     if all(answers):
         return text
     if len(text.spans) != len(answers):

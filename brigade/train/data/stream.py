@@ -22,7 +22,7 @@ import numpy as np
 from ...errors import UserError
 from ...errors.disk import of_disk, writing
 from ...errors.tables import Fields
-from ..host import cache
+from ..host import cache, processes
 from ..host.checksums import write_manifest
 from ..host.cluster import World
 from ..recipe.objectives import objective_of
@@ -206,14 +206,9 @@ def _is_gone(file: Path) -> bool:
     """Whether the process whose number a file holds has ended, waited for or not. False without /proc."""
     try:
         number = file.read_text()
-        return (
-            Path("/proc/self").exists()
-            and Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-        )
-    except FileNotFoundError as error:
-        return error.filename != str(file)  # not begun yet
-    except ProcessLookupError:  # it ended while we read
-        return True
+    except FileNotFoundError:  # not begun yet
+        return False
+    return bool(number) and Path("/proc/self").exists() and processes.status(int(number))[:1] in ([], ["Z"])
 
 
 # ---- reading them --------------------------------------------------------------------------------------------------

@@ -14,13 +14,13 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError, shown
+from .. import upstream
 from ..host import cache, files
 from ..host.limits import memory_limit
 from . import probe_tokenizer
@@ -114,7 +114,7 @@ def check_rows(tokenizer: "Tokenizer", chunk: Chunk) -> None:
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe(duplex=False)
     child = fork.Process(target=_try_rows, args=(tokenizer, chunk, theirs), daemon=True)
-    with _one_thread():
+    with upstream.variables(TOKENIZERS_PARALLELISM="false"):  # the library warns of a fork unless it is told so before
         child.start()
     theirs.close()
     number, problem = 0, ""
@@ -125,20 +125,6 @@ def check_rows(tokenizer: "Tokenizer", chunk: Chunk) -> None:
     child.join()
     if problem:
         raise UserError(chunk.where.place(number), f"the tokenizer is not used: {problem}", _CURE)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """While a process is forked whose tokenizer is to use one thread; the library warns of a fork unless it is told so before."""
-    name = "TOKENIZERS_PARALLELISM"
-    before = os.environ.get(name)
-    os.environ[name] = "false"
-    try:
-        yield
-    finally:
-        os.environ.pop(name)
-        if before is not None:
-            os.environ[name] = before
 
 
 def _try_rows(tokenizer: "Tokenizer", chunk: Chunk, tell: Connection) -> None:

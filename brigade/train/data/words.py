@@ -28,7 +28,7 @@ from .pieces import (
     pieces_of,
     planted,
 )
-from .rows import BadRow, Message, Tools, Variables
+from .rows import BadRow, Chat, Message
 
 LONG = 24  # characters of a piece of which no other words of a chat consist by chance
 MOST_SHAPES = 10_000  # of chats that are remembered
@@ -55,32 +55,25 @@ class LeavesOut(BadRow):
 class Words:
     """Looks for the words of chats in their texts.
 
-    render: messages, tools and variables -> text; what it raises says that the template refuses such a chat
+    render: chat -> text; what it raises says that the template refuses such a chat
     """
 
-    def __init__(self, render: Callable[[list[Message], Tools | None, Variables], str]) -> None:
+    def __init__(self, render: Callable[[Chat], str]) -> None:
         self._render = render
         self._left_out: dict[Any, frozenset[Place]] = {}  # of each shape of a chat
 
-    def account(
-        self,
-        messages: list[Message],
-        tools: Tools | None,
-        variables: Variables,
-        text: str,
-        learned: Sequence[bool],
-        keeps_thoughts: bool = False,
-    ) -> tuple[str, ...]:
+    def account(self, chat: Chat, text: str, learned: Sequence[bool], keeps_thoughts: bool = False) -> tuple[str, ...]:
         """Return in words what the template leaves out of a chat and may: thoughts, texts beside calls, what no learned answer
         needs. Raises LeavesOut where it leaves out an answer that is learned or what the answer is given to, and BadRow for an
         empty one.
 
         learned: of each turn of the assistant's; keeps_thoughts: whether all thoughts have to arrive
         """
-        pieces = pieces_of(messages, tools)
+        messages = chat.messages
+        pieces = pieces_of(messages, chat.tools)
         flags = iter(learned)
         is_learned = [turn["role"] == "assistant" and next(flags) for turn in messages]
-        missing = self.missing(messages, tools, variables, text, pieces)
+        missing = self.missing(chat, text, pieces)
         counted = set(_empty_turns(messages, is_learned, pieces, missing))
         for number in itertools.compress(itertools.count(), is_learned):
             answer, mark = answer_with_a_mark(messages[number])
@@ -93,16 +86,9 @@ class Words:
         counted.update(_named(piece, messages, is_learned, keeps_thoughts) for piece in missing)
         return tuple(sorted(counted))
 
-    def missing(
-        self,
-        messages: list[Message],
-        tools: Tools | None,
-        variables: Variables,
-        text: str,
-        pieces: list[Piece],
-    ) -> list[Piece]:
+    def missing(self, chat: Chat, text: str, pieces: list[Piece]) -> list[Piece]:
         """Return the pieces that do not arrive in a chat's text."""
-        left_out = self._of_shape(messages, tools, variables, pieces)
+        left_out = self._of_shape(chat, pieces)
         bare: list[str] = []  # the text's letters, once they are asked for
 
         def arrives(piece: Piece) -> bool:
@@ -121,19 +107,17 @@ class Words:
             piece for piece in pieces if not arrives(piece) or (piece.place in left_out and not is_all_there(piece))
         ]
 
-    def _of_shape(
-        self, messages: list[Message], tools: Tools | None, variables: Variables, pieces: list[Piece]
-    ) -> frozenset[Place]:
+    def _of_shape(self, chat: Chat, pieces: list[Piece]) -> frozenset[Place]:
         """Return the places whose words the template leaves out of chats of this shape, which is rendered once."""
         places = tuple(dict.fromkeys(piece.place for piece in pieces if piece.place))
-        shape = tuple(turn["role"] for turn in messages), places, repr(variables)
+        shape = tuple(turn["role"] for turn in chat.messages), places, repr(chat.variables)
         if shape not in self._left_out:
             if len(self._left_out) >= MOST_SHAPES:
                 self._left_out.clear()
             marks = {place: f"7{number:06}7" for number, place in enumerate(places)}  # a number, too
             text = None
             with suppress(Exception):  # it refuses such a chat, and nothing is known
-                text = self._render(*planted(messages, tools, marks), variables)
+                text = self._render(planted(chat, marks))
             gone = [place for place, mark in marks.items() if text is not None and mark not in text]
             self._left_out[shape] = frozenset(gone)
         return self._left_out[shape]

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch.distributed as dist
 
@@ -28,10 +28,6 @@ from ...errors import UserError
 from ..host import processes
 from ..upstream import gloo
 from .process import this_process
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
-
 
 NAME = "brigade-store"
 LOOPBACK = re.compile(r"localhost|127\.[\d.]+|::1")
@@ -57,7 +53,7 @@ def has_all_ranks(env: Mapping[str, str]) -> bool:
     return here == size if here else bool(LOOPBACK.fullmatch(env.get("MASTER_ADDR", "")))
 
 
-def first_meeting(env: Mapping[str, str], timeout: timedelta) -> Store | None:
+def first_meeting(env: Mapping[str, str], timeout: timedelta) -> dist.Store | None:
     """The store of rank 0, which tells the others where to meet, on the loopback where the address allows it. None: another
     process has it. Raise OSError for a port that is in use."""
     address, agents = env.get("MASTER_ADDR", ""), env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -74,7 +70,7 @@ def first_meeting(env: Mapping[str, str], timeout: timedelta) -> Store | None:
     )
 
 
-def meet(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
+def meet(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.Store:
     """The store of this run's ranks, once all are here. store: the launcher's, which nobody needs afterwards
 
     Raise RuntimeError where it leads to what is not this run's, or not all come within `timeout`."""

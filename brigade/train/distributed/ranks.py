@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from ...errors import exit_code, first_line, whose
 from ...errors.console import never_end_by_writing
@@ -24,10 +24,8 @@ from ...errors.disk import of_disk
 from .. import upstream
 from ..host.cluster import World, world_from_environment
 from . import exchange, launched, stop, tell
+from .exchange import T
 from .process import Peers, this_process
-
-if TYPE_CHECKING:
-    from .exchange import T
 
 
 def start(world: World, alone: bool = False) -> None:

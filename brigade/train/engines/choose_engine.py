@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from transformers import PreTrainedModel
 
 from .. import upstream
 from ..data.collate import Layout
@@ -14,10 +14,6 @@ from .engine import Engine, Keywords
 from .fsdp2_engine import FSDP2, HSDP, ExpertFSDP2, ExpertHSDP, TensorFSDP2, TensorHSDP
 from .parallel import sequence
 from .pipeline_engine import PipelineEngine
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 
 # Kind of strategy -> its engine: where only the data is divided, ...
 DATA: dict[str, type[Engine]] = {

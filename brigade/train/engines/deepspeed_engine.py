@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from transformers import PreTrainedModel
 
 from ..model.location import load_config
 from ..model.sizes import half_or_full, largest_parameter
@@ -25,11 +25,7 @@ from ..upstream import (
 from . import deepspeed_needs, shares
 from .engine import Engine, Keywords, StepContext
 from .parallel import tensor_plan, tensor_trial
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from .shares import Moments, Share
+from .shares import Moments, Share
 
 
 class DeepSpeed(Engine):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from accelerate import ParallelismConfig
+from transformers import PreTrainedModel, TrainingArguments
 
 from ..model import experts as of_config
 from ..model import load
@@ -19,11 +19,7 @@ from ..upstream.fsdp2 import WithoutShards
 from . import recomputing
 from .engine import Engine, Keywords, StepContext
 from .parallel import experts, tensor, tensor_plan, tensor_trial
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, TrainingArguments
-
-    from .shares import Share
+from .shares import Share
 
 
 def precision(half: torch.dtype) -> torch.distributed.fsdp.MixedPrecisionPolicy:

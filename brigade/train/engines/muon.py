@@ -6,7 +6,7 @@ strategy gives what torch.optim.Muon gives in one process. Everything else is do
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -56,11 +56,7 @@ class Muon(torch.optim.Optimizer):
         self._exchange = _Exchange(model, shares, device)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # torch and Accelerate hand None on
         self._adamw.param_groups = [group for group in self.param_groups if not group[MATRIX]]
         self._adamw.state = self.state
         self._adamw.step()
@@ -78,7 +74,6 @@ class Muon(torch.optim.Optimizer):
         elif group_of:
             for matrices in self._exchange.rounds_of(frozenset(group_of)):
                 self._round(self._exchange, matrices, group_of)
-        return loss
 
     def _round(self, exchange: "_Exchange", matrices: Sequence[Matrix], group_of: dict[int, Group]) -> None:
         """Step some matrices: each rank steps its parts of them."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
+from ..checkpoint.states import States
 from ..distributed import ranks
 from ..model import experts as of_config
 from ..model import load
@@ -24,14 +26,7 @@ from .parallel import pipeline_split as splitting
 from .parallel.pipeline import Groups, Pipeline
 from .parallel.pipeline_state import OwnPart, gathered, save_model, save_optimizer
 from .parallel.pipeline_zero1 import Zero1
-from .shares import local_part
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from ..checkpoint.states import States
-    from .shares import Share
-
+from .shares import Share, local_part
 
 MUCH = 0.3  # a bubble that is worth a word
 

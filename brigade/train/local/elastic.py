@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 import torch.distributed as dist
@@ -21,17 +21,12 @@ from torch import Tensor
 
 from ...errors import UserError
 from ..distributed import exchange, process_group, ranks
+from ..distributed.exchange import T
 from ..host.cluster import ELASTIC, World
 from ..upstream import gloo
 from . import entrance
 from .entrance import GREETING, SAID, Message, longest
 from .peers import Peers
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
-
-    from ..distributed.exchange import T
-
 
 TRY_AGAIN = 0.5  # seconds between two tries to reach the coordinator
 BUILD = datetime.timedelta(seconds=60)  # for the connections of a group
@@ -264,7 +259,7 @@ class ElasticPeers(Peers):
             self.groups = [group]
         self.built = list(self.members)
 
-    def _open_store(self) -> Store:
+    def _open_store(self) -> dist.Store:
         """(address, port) of this replica's store, in which groups are made."""
         place: Any = None
         if self.line:

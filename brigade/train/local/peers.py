@@ -7,7 +7,6 @@ it: for them the world is the replica. Numbers are sent as bytes: fp32, bf16, or
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -15,11 +14,9 @@ from torch import Tensor
 
 from .. import upstream
 from ..distributed import exchange, one_host, process_group, ranks
+from ..distributed.exchange import T
 from ..distributed.process import this_process
 from ..host.cluster import World
-
-if TYPE_CHECKING:
-    from ..distributed.exchange import T
 
 READ_BY_ENGINES = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")  # LOCAL_RANK stays: it is the device
 

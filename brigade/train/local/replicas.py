@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ..distributed import consistency, ranks
 from ..host import files
@@ -13,9 +12,7 @@ from ..run.directory import RECORD, Run
 from . import coordinator
 from . import peers as replicas
 from .elastic import ElasticPeers
-
-if TYPE_CHECKING:
-    from .entrance import Message
+from .entrance import Message
 
 
 def divide(run: Run) -> Run:

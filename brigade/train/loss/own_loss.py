@@ -2,20 +2,16 @@
 sum, divided by the number that the model is told, is tried, not assumed."""
 
 import inspect
-from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..data.store import IGNORED
 from ..model import trial
 from ..recipe.objectives import objective_of
 from ..recipe.settings import Settings
 from . import supervised_loss, tiled
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 
 def apply(model: PreTrainedModel, settings: Settings) -> None:
@@ -53,7 +49,7 @@ def token_losses(
     return cross_entropy(logits.flatten(0, -2).float(), targets, ignore_index=IGNORED, reduction="none")
 
 
-def why_no_token_losses(config: "PreTrainedConfig", trust_remote_code: bool = False) -> str:
+def why_no_token_losses(config: PreTrainedConfig, trust_remote_code: bool = False) -> str:
     """Return why the model of this config does not return the loss of each token, "" where it does: a tiny random one of its
     architecture is asked for that of one text."""
 
@@ -83,7 +79,7 @@ def is_doubtful(model: PreTrainedModel, says: bool) -> bool:
     return "self.loss_function(" not in inspect.getsource(inspect.unwrap(type(base).forward))
 
 
-def why_not_divided(config: "PreTrainedConfig", trust_remote_code: bool = False, images: bool = False) -> str:
+def why_not_divided(config: PreTrainedConfig, trust_remote_code: bool = False, images: bool = False) -> str:
     """Return why the loss of this config's model is not a sum divided by num_items_in_batch, or "" where it is one.
 
     Transformers marks most models of images and texts so (accepts_loss_kwargs, Transformers issue 37208), also Gemma 4's, whose

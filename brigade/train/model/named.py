@@ -67,16 +67,14 @@ def _check_model(settings: Settings) -> None:
     if folder is None and (name in packaged.MODELS or Path(name).expanduser().is_file()):
         return  # it has to be read into a directory first
     path = folder / "config.json" if folder else _from_hub(settings, location.location(settings))
-    if path is None:
-        return
     if not path.is_file():
         raise location.unusable(settings, FileNotFoundError(f"there is no {path}"))
     if not model.rope_parameters:
         location.check_length(settings, read_config(path).get("max_position_embeddings"))
 
 
-def _from_hub(settings: Settings, name: str) -> Path | None:
-    """Return the config.json of a model on the Hub, in its cache; None where nobody answers."""
+def _from_hub(settings: Settings, name: str) -> Path:
+    """Return the config.json of a model on the Hub, in its cache. Raises UserError where it cannot be had."""
     from huggingface_hub import hf_hub_download
 
     try:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import per_layer
-
-if TYPE_CHECKING:
-    from .per_layer import Config
-
+from .per_layer import Config
 
 VOCABULARY = 4096  # of the built-in tokenizer
 

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..data.collate import ABOUT, Collate, MicroBatch, WithFiller, drawn, on_device
 from ..data.sampling import GlobalBatches, Loader, StreamBatches
+from ..data.store import Samples
 from ..distributed import heartbeat
 from ..distributed.process import this_process
+from ..local.local_steps import Replica
 from ..run.directory import Run
+from ..run.hooks import Feature
 from ..upstream.trainer import HookedTrainer
 from ..watch.throughput import Meter
-
-if TYPE_CHECKING:
-    from ..data.store import Samples
-    from ..local.local_steps import Replica
-    from ..run.hooks import Feature
 
 
 class BatchingTrainer(HookedTrainer):

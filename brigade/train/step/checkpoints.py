@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from transformers import TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
 from ...errors import UserError, shown
@@ -20,9 +20,6 @@ from ..run.hooks import Feature
 from ..upstream import checkpoint_files
 from ..upstream.checkpoint_files import StateFile
 from .context import TrainingContext
-
-if TYPE_CHECKING:
-    from transformers import TrainerControl, TrainerState, TrainingArguments
 
 
 class Checkpoints(Feature):

@@ -6,7 +6,7 @@ import math
 import time
 from abc import abstractmethod
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -14,6 +14,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from ...errors.console import counted
+from ..data.prepare import Prepared
 from ..data.store import IGNORED
 from ..distributed import heartbeat, ranks
 from ..distributed.process import this_process
@@ -23,9 +24,6 @@ from ..loss.preferences import Preferences
 from ..recipe.objectives import HELD_OUT, HIGHER, SCORE, objective_of, to_minimise
 from . import sample_answers
 from .batches import BatchingTrainer
-
-if TYPE_CHECKING:
-    from ..data.prepare import Prepared
 
 CLOSE = 2e-3  # relative: a model that was read from its checkpoint has the loss that it had when it was saved
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.distributed as dist
 
+from ..data.collate import MicroBatch
 from ..distributed import heartbeat, ranks
 from ..distributed.process import this_process
 from ..engines.parallel.pipeline import Pipeline
 from ..engines.parallel.pipeline_split import Part
 from .context import TrainingContext
 from .sample_answers import Question, stops
-
-if TYPE_CHECKING:
-    from ..data.collate import MicroBatch
 
 
 @torch.no_grad()

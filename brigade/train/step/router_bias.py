@@ -11,20 +11,18 @@ change no bias. Where some ranks compute with the same tokens, one of them count
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import torch
 from torch import distributed
 
 from ...errors import UserError
-from ..data.collate import REAL, Inputs
-from ..run.hooks import Feature
-from ..upstream.experts import computes_gradients, routing_biases
+from ..upstream.experts import routing_biases
 from .context import TrainingContext
+from .expert_tokens import ExpertTokens
 
 
-class RouterBias(Feature):
+class RouterBias(ExpertTokens):
     """Updates routing biases by `rate`. Make it before an engine wraps the model: the biases are buffers in fp32 from then on.
 
     counts: False on ranks that compute with another rank's tokens
@@ -33,15 +31,10 @@ class RouterBias(Feature):
     def __init__(self, trainer: TrainingContext, rate: float, counts: bool = True) -> None:
         self.trainer, self.rate, self.counts = trainer, rate, counts
         self.biases = routing_biases(trainer.model)
-        sizes = [bias.tensor.numel() for bias in self.biases]
-        # Of the step so far, of all layers in one tensor: (experts of the first layer + ...)
-        self.tokens = torch.zeros(sum(sizes), dtype=torch.long, device=trainer.args.device)
-        self.of_layers = self.tokens.split(sizes)
-        # Of this micro-batch: (tokens), 0 for filler and padding; None between micro-batches, where others may count.
-        self.real: torch.Tensor | None = None
+        super().__init__(dict(enumerate(bias.tensor.numel() for bias in self.biases)), trainer.args.device)
         for layer, bias in enumerate(self.biases):
             bias.become_buffer()
-            bias.experts.register_forward_pre_hook(partial(self._count, layer))
+            self.watch(layer, bias.experts)
 
     def begin(self, checkpoint: Path | None) -> None:
         """Raise UserError where a wrapper has cast the biases: 0.1 + 0.0001 is 0.1 in bf16."""
@@ -54,27 +47,14 @@ class RouterBias(Feature):
     def before_step(self) -> None:
         self.tokens.zero_()
 
-    def before_micro_batch(self, inputs: Inputs) -> None:
-        self.real = inputs[REAL].reshape(-1).long() * self.counts
-
-    def after_micro_batch(self, loss: torch.Tensor) -> None:
-        self.real = None
-
     @torch.no_grad()
     def on_optimizer_step(self, args: object, state: object, control: object, **_: object) -> None:
         """Update all biases, unless the step was left out. A collective, for which the host does not wait."""
         if self.trainer.nonfinite.dropped or self.trainer.accelerator.optimizer_step_was_skipped:
             return
+        self.tokens *= self.counts
         if distributed.is_initialized():
             distributed.all_reduce(self.tokens)
-        for bias, tokens in zip(self.biases, self.of_layers, strict=True):
+        for bias, tokens in zip(self.biases, self.of_layers.values(), strict=True):
             missing = tokens.sum() - len(tokens) * tokens  # mean - tokens, times the experts: whole numbers
             bias.tensor.view(-1).add_(missing.sign(), alpha=self.rate)
-
-    def _count(self, layer: int, module: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
-        """Count a layer's pass over each micro-batch of training, but not when it is computed again for its gradients: in a
-        pipeline that may be after other micro-batches."""
-        if self.real is None or not module.training or computes_gradients():
-            return
-        chosen = given[1].long()  # of each token its experts: (tokens, top_k)
-        self.of_layers[layer].scatter_add_(0, chosen.flatten(), self.real.repeat_interleave(chosen.shape[-1]))

@@ -63,11 +63,7 @@ class ScheduleFreeAdamW(torch.optim.Optimizer):
         self.begun = False
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # torch and Accelerate hand None on
         for group in self.param_groups:
             after = defaultdict[int, list[Tensor]](list)  # so many steps
             for owner in group["params"]:
@@ -75,7 +71,6 @@ class ScheduleFreeAdamW(torch.optim.Optimizer):
                     after[self._count(owner)].append(owner)
             for steps, owners in after.items():
                 self._step(owners, steps, group)
-        return loss
 
     def _count(self, owner: Tensor) -> int:
         """Count a step of what the optimizer steps, and return the number."""

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import transformers
+from transformers import TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import TrainerCallback
 
 from ..checkpoint import compatibility
 from ..run.hooks import Feature
 from .context import TrainingContext
-
-if TYPE_CHECKING:
-    from transformers import TrainerControl, TrainerState, TrainingArguments
 
 
 class StepsDue(TrainerCallback):

@@ -10,17 +10,19 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.trainer_callback import TrainerCallback
+from transformers.utils import ModelOutput
 
 from ...errors import UserError
 from .. import upstream
 from ..checkpoint import compatibility, manifest, states
 from ..data.answers import ANSWERS
 from ..data.collate import ABOUT, REAL, TEACHER, WEIGHTS, Inputs, MicroBatch
+from ..data.prepare import Prepared
 from ..distributed import heartbeat, ranks
 from ..distributed.process import this_process
 from ..engines import parameter_groups, resharding
@@ -49,13 +51,6 @@ from .evaluation import EvaluatingTrainer
 from .expert_balance import ExpertBalance
 from .optimizers import own_optimizer
 from .router_bias import RouterBias
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase, TrainingArguments
-    from transformers.utils import ModelOutput
-
-    from ..data.prepare import Prepared
-
 
 NOT_FOR_MODELS = (ABOUT, REAL, WEIGHTS, TEACHER, ANSWERS, tower.TOWER)  # keys of a micro-batch
 

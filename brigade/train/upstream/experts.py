@@ -5,12 +5,11 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import are_experts, peft_layers
+from . import are_experts, peft_layers, replaced
 
 if TYPE_CHECKING:  # plan asks here which layers PEFT takes for experts, and does without torch
     import torch
@@ -193,18 +192,13 @@ def _chosen_by(modules: dict[str, torch.nn.Module], path: str, number: int) -> t
     return found[0] if len(found) == 1 and found[0].num_experts == number else None
 
 
-@contextmanager
-def biases_in_fp32() -> Iterator[None]:
+def biases_in_fp32() -> AbstractContextManager[None]:
     """Load routing biases in fp32 here, whatever the model's dtype: most classes say so themselves, and those of MiniMax-M2, Kimi
     Linear, AFMoE and Laguna do not (modeling_utils.py: _keep_in_fp32_modules_strict)."""
     from transformers import PreTrainedModel
 
-    plain = PreTrainedModel._keep_in_fp32_modules_strict
-    PreTrainedModel._keep_in_fp32_modules_strict = [*(plain or ()), *_BIASES]
-    try:
-        yield
-    finally:
-        PreTrainedModel._keep_in_fp32_modules_strict = plain
+    kept = PreTrainedModel._keep_in_fp32_modules_strict or ()
+    return replaced(PreTrainedModel, _keep_in_fp32_modules_strict=[*kept, *_BIASES])
 
 
 _READ_PAST = re.compile(r"self\.(\w+)\.weight\b")

@@ -5,16 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from accelerate import ParallelismConfig
+from accelerate import Accelerator, FullyShardedDataParallelPlugin, ParallelismConfig
+from torch.distributed.device_mesh import DeviceMesh
 
 from . import replaced, variables
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator, FullyShardedDataParallelPlugin
-    from torch.distributed.device_mesh import DeviceMesh
 
 
 def shard_on_cpus() -> None:

@@ -9,19 +9,17 @@ from __future__ import annotations
 import functools
 from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
+from accelerate import Accelerator
 from torch.utils.data import DataLoader
+from transformers import TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 
 from ...errors.tables import Fields
 from . import any_layer_kinds
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-    from transformers import TrainerControl, TrainerState, TrainingArguments
 
 
 class HookedTrainer(transformers.Trainer):

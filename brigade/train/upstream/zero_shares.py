@@ -10,17 +10,14 @@ load_hp_checkpoint_state_from_checkpoint_dir_stage3).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import deepspeed.comm as dist
 import torch
+from deepspeed import DeepSpeedEngine
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 
 from . import deepspeed_optimizers
-
-if TYPE_CHECKING:
-    from deepspeed import DeepSpeedEngine
-
 
 Share = tuple[torch.nn.Parameter, int, int, torch.Tensor, int]
 

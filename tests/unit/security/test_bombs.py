@@ -200,7 +200,7 @@ def encoder(template: str) -> LoadedEncoder:
 def test_a_template_that_takes_for_ever_is_stopped(trap, monkeypatch, mistake):
     monkeypatch.setattr(chat_template, "TEMPLATE_SECONDS", 0.2)
     began = time.monotonic()
-    assert "longer than 0.2 s" in mistake(encoder(trap + MARKS).chats.render, CHAT, None, {})
+    assert "longer than 0.2 s" in mistake(encoder(trap + MARKS).chats.render, rows.Chat(CHAT))
     assert time.monotonic() - began < 2
 
 
@@ -239,12 +239,12 @@ LARGE = {
 @pytest.mark.parametrize("trap", LARGE.values(), ids=LARGE)
 def test_a_template_that_writes_far_more_than_its_chat_is_refused(trap):
     with pytest.raises(rows.BadRow, match="letters for a chat that has"):
-        encoder(trap + MARKS).chats.render(CHAT, None, {})
+        encoder(trap + MARKS).chats.render(rows.Chat(CHAT))
 
 
 def test_a_long_chat_is_rendered():
     chat = [{"role": "user", "content": "a" * 2**20}]
-    assert len(encoder(MARKS).chats.render(chat, None, {}).text) == 2**20
+    assert len(encoder(MARKS).chats.render(rows.Chat(chat)).text) == 2**20
 
 
 @pytest.mark.parametrize("trap", ["{{ 'a' * 10 ** 11 }}", "{{ [0] * 10 ** 10 }}", "{{ '%100000000000d' % 1 }}"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
+from ...data.collate import MicroBatch
 from ...distributed.process_group import COLLECTIVE_TIMEOUT
 from ...strategy.axes import Axes
 from ...strategy.axis_keys import groups
@@ -19,12 +21,6 @@ from ...upstream import pipelining
 from ..shares import local_part
 from . import pipeline_schedule as schedules
 from .pipeline_split import Decoder, Part
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from ...data.collate import MicroBatch
-
 
 BUCKET = 25 * 2**20  # bytes that are reduced at once, as in DDP
 

@@ -9,21 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ....errors import first_line
 from ... import upstream
-from ...data.collate import OF_THE_HEAD
+from ...data.collate import OF_THE_HEAD, MicroBatch
 from ...model import trial
 from ...model.sizes import beyond_texts
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
-
-    from ...data.collate import MicroBatch
 
 
 class HandsOn(nn.Module):
