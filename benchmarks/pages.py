@@ -69,6 +69,12 @@ def where() -> dict[str, str]:
     return {"machine": machine(), "versions": in_words(of_packages())}
 
 
+# ---- commands ----------------------------------------------------------------------------------------------------
+def parser(about: str | None) -> argparse.ArgumentParser:
+    """What reads a benchmark's command line. about: the module's docstring, for --help"""
+    return argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
 # ---- pages -------------------------------------------------------------------------------------------------------
 def markdown(head: Iterable[str], lines: Iterable[Iterable[Any]]) -> str:
     """A table in Markdown."""

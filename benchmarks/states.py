@@ -21,7 +21,7 @@ from benchmarks import pages
 from benchmarks.pages import EVIDENCE, Row, markdown
 from brigade.train.strategy.state_bytes import cut_parameters, model_states
 from testing.command_line import as_flags
-from testing.ranks import run_ranks
+from testing.on_ranks import on_ranks
 from testing.runs import forget, write_inputs
 
 RESULTS = pages.RESULTS / "states.csv"
@@ -68,37 +68,30 @@ def prepare(folder: Path) -> list[str]:
 
 def measure(world_size: int, folder: Path, timeout: float = 1200) -> list[Row]:
     """All cases of one world size, in one process group."""
-    job = folder / "job.json"
-    job.write_text(json.dumps({"shared": prepare(folder), "folder": str(folder)}))
-    done = run_ranks("benchmarks.states", "--job", str(job), ranks=world_size, timeout=timeout)
-    if not (folder / "rows.json").exists():
-        raise RuntimeError(f"{world_size} ranks left no results (exit code {done.returncode}):\n{done.stderr[-4000:]}")
-    return json.loads((folder / "rows.json").read_text())
+    return on_ranks(_rows, prepare(folder), str(folder), ranks=world_size, timeout=timeout)[0]
 
 
-def _work(job: Path) -> None:
+def _rows(shared: list[str], folder: str) -> list[Row]:
     """One rank: run every case through train.py itself."""
     import train
     from brigade.train.distributed import ranks
     from brigade.train.host.cluster import world_from_environment
     from brigade.train.watch.measured_states import StateBytes
 
-    todo, world, rows = json.loads(job.read_text()), world_from_environment(), []
+    world, rows = world_from_environment(), []
     for (name, (kind, flags)), half in itertools.product(STRATEGIES.items(), (False, True)):
         counter = StateBytes()
-        output = Path(todo["folder"]) / "outputs" / f"{name}-{half}"
         micro_batch = GLOBAL_BATCH // world.size // MICRO_BATCHES
-        flags = flags + as_flags(bf16=half, output_dir=str(output), per_device_train_batch_size=micro_batch)
+        output = f"{folder}/outputs/{name}-{half}"
+        flags = flags + as_flags(bf16=half, output_dir=output, per_device_train_batch_size=micro_batch)
         with contextlib.redirect_stdout(io.StringIO()):
-            trainer = train.main([*todo["shared"], *flags], callbacks=(counter,))
+            trainer = train.main([*shared, *flags], callbacks=(counter,))
         forget(trainer)
         del trainer
         assert counter.states is not None
         held = ranks.gather([getattr(counter.states, part) for part in PARTS])
         rows.append(_row(name, kind, half, held, [math.prod(shape) for shape in counter.states.shapes]))
-    if world.is_main_rank:
-        (Path(todo["folder"]) / ".rows.json").write_text(json.dumps(rows))
-        (Path(todo["folder"]) / ".rows.json").rename(Path(todo["folder"]) / "rows.json")
+    return rows
 
 
 def _row(name: str, kind: str, half: bool, held: list[list[int]], sizes: list[int]) -> Row:
@@ -211,15 +204,10 @@ def tables() -> dict[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
     parser.add_argument(
         "--draw", action="store_true", help="measure nothing; draw the page from the results that are there"
     )
     options = parser.parse_args()
-    if options.job:
-        from brigade.train.distributed import ranks
-
-        ranks.run_to_the_end(lambda: _work(options.job))
     if not options.draw:
         rows: list[Row] = []
         for world_size in WORLD_SIZES:

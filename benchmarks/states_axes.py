@@ -26,7 +26,7 @@ from benchmarks.parity_cases import NAMES, Plan, axes_of, order, sizes_of
 from benchmarks.states import GLOBAL_BATCH, MICRO_BATCHES, PARTS
 from testing import axes
 from testing.command_line import as_flags
-from testing.ranks import run_ranks
+from testing.on_ranks import on_ranks
 from testing.runs import forget
 
 RESULTS = pages.RESULTS / "states_axes.csv"
@@ -115,57 +115,52 @@ def measure(axis: str, there: Container[tuple[str, ...]] = (), timeout: float = 
             continue
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            job = {"shared": states.prepare(folder), "folder": name, "axis": axis, "kind": kind, "cases": cases}
+            shared = states.prepare(folder)
             for model, changes in MODELS.items():
                 (folder / model).mkdir()
                 config = json.loads((folder / "model" / "config.json").read_text()) | changes
                 (folder / model / "config.json").write_text(json.dumps(config))
-            (folder / "job.json").write_text(json.dumps(job))
-            done = run_ranks("benchmarks.states_axes", "--job", f"{name}/job.json", ranks=ranks, timeout=timeout)
-            if not (folder / "rows.json").exists():
-                raise RuntimeError(f"{axis}, {kind}, {ranks} ranks left no results:\n{done.stderr[-4000:]}")
-            rows += json.loads((folder / "rows.json").read_text())
+            given = (shared, name, axis, kind, cases)
+            rows += on_ranks(_rows, *given, ranks=ranks, timeout=timeout)[0]
         print(f"{axis}, {ranks} ranks, {kind}: {len(cases)} cases", flush=True)
     return rows
 
 
-def _work(job: Path) -> None:
+def _rows(shared: list[str], folder: str, axis: str, kind: str, cases: list[list[str]]) -> list[Row]:
     """One rank: run every case through train.py itself."""
     import train
     from brigade.train.distributed import ranks
     from brigade.train.host.cluster import world_from_environment
     from brigade.train.watch.measured_states import StateBytes, States
 
-    todo, world, rows = json.loads(job.read_text()), world_from_environment(), []
-    for divided, model in todo["cases"]:
+    world, rows = world_from_environment(), list[Row]()
+    for divided, model in cases:
         counter = StateBytes()
         data = axes_of(sizes_of(divided)).data(world.size)
         base, _, adapters = model.partition("+")
         flags = as_flags(
             **LORA if adapters else {},
             bf16=True,
-            model_name_or_path=f"{todo['folder']}/{base}",
-            output_dir=f"{todo['folder']}/outputs/{divided}-{model}",
+            model_name_or_path=f"{folder}/{base}",
+            output_dir=f"{folder}/outputs/{divided}-{model}",
             per_device_train_batch_size=GLOBAL_BATCH // data // MICRO_BATCHES,
         )
         with contextlib.redirect_stdout(io.StringIO()):
-            words = [*todo["shared"], *strategy(todo["kind"], divided), *flags]
+            words = [*shared, *strategy(kind, divided), *flags]
             trainer = train.main(words, callbacks=(counter,))
         run, config = trainer.run, trainer.model.config.to_dict()
         forget(trainer)
         del trainer
         held = [States(**values) for values in ranks.gather(vars(counter.states))]
         of = {
-            "axis": todo["axis"],
+            "axis": axis,
             "ranks": world.size,
             "divided": divided,
-            "strategy": NAMES[todo["kind"]],
+            "strategy": NAMES[kind],
             "model": model,
         }
         rows += [of | row for row in compared(run, config, held)]
-    if world.is_main_rank:
-        (job.parent / ".rows.json").write_text(json.dumps(rows))
-        (job.parent / ".rows.json").rename(job.parent / "rows.json")
+    return rows
 
 
 def compared(run: Any, config: dict[str, Any], held: list[Any]) -> list[Row]:
@@ -237,15 +232,10 @@ def tables() -> dict[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--only", choices=PLAN, nargs="+", default=list(PLAN), help="measure only these axes")
     parser.add_argument("--missing", action="store_true", help="measure only what has no row of results yet")
     parser.add_argument("--draw", action="store_true", help="measure nothing; write the tables from the results")
     options = parser.parse_args()
-    if options.job:
-        from brigade.train.distributed import ranks
-
-        ranks.run_to_the_end(lambda: _work(options.job))
     where = pages.where()
     for axis in () if options.draw else options.only:
         kept = pages.read(RESULTS) if RESULTS.exists() else []
