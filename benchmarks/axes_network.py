@@ -2,14 +2,12 @@
 
     sudo .venv/bin/python -m benchmarks.axes_network    # measures -> results/axes_network.jsonl, docs/evidence/network.md
     python -m benchmarks.axes_network --quick           # a pipeline and tensor groups at one rate; prints and writes nothing
-    python -m benchmarks.axes_network --draw            # the page from the results that are there
 
 As benchmarks/communication.py: train.py in bf16 on two hosts of the testbed, on a Llama of five million parameters. Every
 strategy computes the same global batch in micro-batches of the same size. All rows have as many tokens, so that what a stage
 hands on can be held against the formula.
 """
 
-import argparse
 import json
 import statistics
 import time
@@ -186,21 +184,19 @@ def tables() -> dict[str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = pages.command_line(__doc__)
     parser.add_argument(
         "--quick", action="store_true", help=f"{', '.join(of.name for of in QUICK)} without a limit; writes nothing"
     )
-    parser.add_argument("--draw", action="store_true", help="measure nothing; the page from the results that are there")
     options = parser.parse_args()
-    if not options.draw:
-        require()
-        with Cluster(HOSTS) as cluster:
-            rows = measure(cluster, QUICK, (None,)) if options.quick else measure(cluster)
-        if options.quick:
-            print(table(rows))
-            return 0
-        where = pages.where()
-        pages.save(RESULTS, [row | where for row in rows])
+    require()
+    with Cluster(HOSTS) as cluster:
+        rows = measure(cluster, QUICK, (None,)) if options.quick else measure(cluster)
+    if options.quick:
+        print(table(rows))
+        return 0
+    where = pages.where()
+    pages.save(RESULTS, [row | where for row in rows])
     pages.write(PAGE, tables())
     return 0
 

@@ -118,7 +118,7 @@ def tables() -> dict[str, str]:
 
 
 def main() -> None:
-    pages.parser(__doc__).parse_args()
+    pages.command_line(__doc__).parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     rows = []
     for strategy in STRATEGIES:

@@ -2,13 +2,11 @@
 
     sudo .venv/bin/python -m benchmarks.communication   # measures: results/communication.jsonl, docs/evidence/communication.*
     python -m benchmarks.communication --quick          # ZeRO-2 and FSDP2 with accumulation 2; prints and writes nothing
-    python -m benchmarks.communication --draw           # the page from the results that are there
 
 Two hosts of the testbed run train.py on a Llama of five million parameters; the counters of their network cards are read at
 the ends of steps. As in benchmarks/network.py, whose group of ranks this uses, but in bf16 and without throttled links.
 """
 
-import argparse
 import json
 import time
 from dataclasses import dataclass
@@ -217,19 +215,17 @@ def tables() -> dict[str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = pages.command_line(__doc__)
     parser.add_argument("--quick", action="store_true", help="ZeRO-2 and FSDP2 with accumulation 2; writes nothing")
-    parser.add_argument("--draw", action="store_true", help="measure nothing; the page from the results that are there")
     options = parser.parse_args()
-    if not options.draw:
-        require()
-        with Cluster(HOSTS) as cluster:
-            rows = measure(cluster, QUICK if options.quick else PLAN)
-        if options.quick:
-            print(table(rows))
-            return 0
-        where = pages.where()
-        pages.save(RESULTS, [row | where for row in rows])
+    require()
+    with Cluster(HOSTS) as cluster:
+        rows = measure(cluster, QUICK if options.quick else PLAN)
+    if options.quick:
+        print(table(rows))
+        return 0
+    where = pages.where()
+    pages.save(RESULTS, [row | where for row in rows])
     pages.write(PAGE, tables())
     draw(pages.read(RESULTS), PAGE.with_suffix(".png"))
     return 0

@@ -97,7 +97,7 @@ def _trained(flags: list[str]) -> int:
 
 
 def main() -> None:
-    pages.parser(__doc__).parse_args()
+    pages.command_line(__doc__).parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -135,7 +135,7 @@ def table() -> str:
 
 
 def main() -> None:
-    parser = pages.parser(__doc__)
+    parser = pages.command_line(__doc__)
     parser.add_argument("when", nargs="?", default="after", choices=["before", "after"])
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"

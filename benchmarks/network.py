@@ -2,14 +2,12 @@
 
     sudo .venv/bin/python -m benchmarks.network     # measures -> benchmarks/results/network*.csv, docs/evidence/network.*
     python -m benchmarks.network --quick            # DDP on two hosts at two rates; prints the table and writes nothing
-    python -m benchmarks.network --draw             # the page from the results that are there
 
 Hosts are network namespaces of this machine (testbed/): each rank runs train.py on one of them, and what is between them is
 a token bucket (tbf). A case is one run; its rates change between its steps. The same ranks on one host, where nothing
 crosses a link, are what a step costs without a network.
 """
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -252,24 +250,21 @@ def _say(text: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = pages.command_line(__doc__)
     parser.add_argument("--quick", action="store_true", help="DDP on two hosts at two rates; writes nothing")
-    parser.add_argument("--draw", action="store_true", help="measure nothing; the page from the results that are there")
     options = parser.parse_args()
-    if not options.draw:
-        require()
+    require()
     if options.quick:
         with Cluster(2) as cluster:
             print(network_tables.table(measure(cluster, QUICK)))
         return 0
-    if not options.draw:
-        began = time.monotonic()
-        with Cluster(4) as cluster:
-            rows, learned = measure(cluster), losses(cluster)
-        where = pages.where()
-        pages.save(RESULTS / "network.csv", [row | where for row in rows])
-        pages.save(RESULTS / "network_losses.csv", [row | where for row in learned])
-        _say(f"measured in {time.monotonic() - began:.0f} s")
+    began = time.monotonic()
+    with Cluster(4) as cluster:
+        rows, learned = measure(cluster), losses(cluster)
+    where = pages.where()
+    pages.save(RESULTS / "network.csv", [row | where for row in rows])
+    pages.save(RESULTS / "network_losses.csv", [row | where for row in learned])
+    _say(f"measured in {time.monotonic() - began:.0f} s")
     pages.write(network_tables.PAGE, tables())
     network_tables.draw(pages.read(RESULTS / "network.csv"), network_tables.PAGE.with_suffix(".png"))
     return 0

@@ -1,13 +1,11 @@
 """Model states per rank: the bytes of the tensors that each rank holds, beside the formulas.
 
     python -m benchmarks.states            # measures -> benchmarks/results/states.csv, docs/evidence/states.*
-    python -m benchmarks.states --draw     # the page from the results that are there
 
 Each case is two steps of train.py on a Llama of 3.95 million parameters with AdamW, two micro-batches per step.
 Cases of one world size share one process group. No GPU is needed: the tensors are the same.
 """
 
-import argparse
 import contextlib
 import io
 import itertools
@@ -203,21 +201,16 @@ def tables() -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument(
-        "--draw", action="store_true", help="measure nothing; draw the page from the results that are there"
-    )
-    options = parser.parse_args()
-    if not options.draw:
-        rows: list[Row] = []
-        for world_size in WORLD_SIZES:
-            print(f"{world_size} ranks ...", flush=True)
-            with tempfile.TemporaryDirectory() as folder:
-                rows += measure(world_size, Path(folder))
-        order = {name: place for place, name in enumerate(STRATEGIES)}
-        rows.sort(key=lambda row: (row["precision"], order[row["strategy"]], row["world_size"]))
-        where = pages.where()
-        pages.save(RESULTS, [row | where for row in rows])
+    pages.command_line(__doc__).parse_args()
+    rows: list[Row] = []
+    for world_size in WORLD_SIZES:
+        print(f"{world_size} ranks ...", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            rows += measure(world_size, Path(folder))
+    order = {name: place for place, name in enumerate(STRATEGIES)}
+    rows.sort(key=lambda row: (row["precision"], order[row["strategy"]], row["world_size"]))
+    where = pages.where()
+    pages.save(RESULTS, [row | where for row in rows])
     pages.write(PAGE, tables())
     draw(pages.read(RESULTS), PAGE.with_suffix(".png"))
 

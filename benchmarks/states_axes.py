@@ -3,13 +3,11 @@
     python -m benchmarks.states_axes                    # measures -> benchmarks/results/states_axes.csv, docs/evidence/states.md
     python -m benchmarks.states_axes --only pipeline    # only these cases; the rows of the others stay
     python -m benchmarks.states_axes --missing          # only what has no row yet
-    python -m benchmarks.states_axes --draw             # the tables from the results that are there
 
 As states.py: two steps of train.py in bf16 with AdamW, two micro-batches each. The formula is what the planner makes of the run
 itself: its recipe, strategy and ranks, as a Job (planner/choice/job_of_run.py), stage by stage.
 """
 
-import argparse
 import contextlib
 import io
 import json
@@ -231,13 +229,12 @@ def tables() -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = pages.command_line(__doc__)
     parser.add_argument("--only", choices=PLAN, nargs="+", default=list(PLAN), help="measure only these axes")
     parser.add_argument("--missing", action="store_true", help="measure only what has no row of results yet")
-    parser.add_argument("--draw", action="store_true", help="measure nothing; write the tables from the results")
     options = parser.parse_args()
     where = pages.where()
-    for axis in () if options.draw else options.only:
+    for axis in options.only:
         kept = pages.read(RESULTS) if RESULTS.exists() else []
         kept = kept if options.missing else [row for row in kept if row["axis"] != axis]
         there = {(row["divided"], row["strategy"], row["model"]) for row in kept}
