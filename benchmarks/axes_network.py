@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks import pages
 from benchmarks.communication import HEADER, HOSTS
-from benchmarks.network import LENGTH, MICRO_BATCH, RELEASED, flags_for, run
+from benchmarks.network import LENGTH, MICRO_BATCH, RELEASED, flags_for, job, run
 from benchmarks.network_tables import NAMES, PAGE, two
 from benchmarks.pages import Row, markdown
 from benchmarks.published.traffic import per_node
@@ -115,21 +115,14 @@ def measure(
     jobs: dict[tuple[int, int], list[Row]] = {}
     for of in plan:
         steps = WARM_UP + len(rates) * (1 + measured)
-        job = {
-            "strategy": STRATEGIES.index(of),
-            "accumulation": of.accumulation,
-            "flags": [*shared, *flags_for(steps, GLOBAL_BATCH, evaluated=8), *of.flags],
-            "rates": rates,
-            "warm_up": WARM_UP,
-            "measured": measured,
-        }
+        flags = [*shared, *flags_for(steps, GLOBAL_BATCH, evaluated=8), *of.flags]
+        run_of_it = job(STRATEGIES.index(of), of.accumulation, flags, rates, WARM_UP, measured)
         # DeepSpeed keeps its tensor groups until the process ends.
-        jobs.setdefault((of.per_host, of.axes.tensor), []).append(job)
+        jobs.setdefault((of.per_host, of.axes.tensor), []).append(run_of_it)
     rows = []
     for (per_host, _), some in jobs.items():
-        print(
-            f"{time.strftime('%H:%M:%S')} {', '.join(STRATEGIES[job['strategy']].name for job in some)} ...", flush=True
-        )
+        names = ", ".join(STRATEGIES[one["strategy"]].name for one in some)
+        print(f"{time.strftime('%H:%M:%S')} {names} ...", flush=True)
         for found in run(cluster, HOSTS, per_host, some):
             rows += _rows(found, shape)
     return rows

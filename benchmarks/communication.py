@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import pages
-from benchmarks.network import MICRO_BATCH, RELEASED, flags_for, run
+from benchmarks.network import MICRO_BATCH, RELEASED, flags_for, job, run
 from benchmarks.pages import EVIDENCE, Row, markdown
 from benchmarks.published.traffic import Traffic, traffic, unreleased
 from benchmarks.states import MODEL
@@ -73,16 +73,7 @@ def measure(cluster: Cluster, plan: Plan = PLAN, measured: int = MEASURED) -> li
         for name, k in ((name, k) for name, of in plan.items() for k in of if STRATEGIES[name].per_host == per_host):
             flags = flags_for(WARM_UP + 1 + measured, MICRO_BATCH * HOSTS * per_host * k, evaluated=8)
             flags += [*STRATEGIES[name].flags, "--model_name_or_path", str(model), "--bf16", "true"]
-            jobs.append(
-                {
-                    "strategy": name,
-                    "accumulation": k,
-                    "flags": flags,
-                    "rates": (None,),
-                    "warm_up": WARM_UP,
-                    "measured": measured,
-                }
-            )
+            jobs.append(job(name, k, flags, (None,), WARM_UP, measured))
         print(f"{time.strftime('%H:%M:%S')} {per_host} rank(s) on each of {HOSTS} hosts ...", flush=True)
         rows += [_row(found, shape) for found in run(cluster, HOSTS, per_host, jobs)]
     return rows

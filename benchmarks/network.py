@@ -27,6 +27,7 @@ from testing.command_line import as_flags
 
 PORT = 29500
 Cases = dict[str, tuple[int, ...]]  # strategy -> accumulations
+Rates = tuple[str | None, ...]
 
 # accumulation -> steps before the first block (DDP orders its buckets, PowerSGD reduces plainly), and steps of a block that
 # count; one more goes before them, in which TCP finds its rate. On one host steps are short, and all shares lean on them.
@@ -58,7 +59,7 @@ class Group:
 
     hosts: int
     per_host: int
-    rates: tuple[str | None, ...]
+    rates: Rates
     cases: Cases
 
     @property
@@ -66,25 +67,20 @@ class Group:
         return self.hosts * self.per_host
 
     def jobs(self) -> list[dict[str, Any]]:
-        """One run of train.py each: {"strategy", "accumulation", "flags", "rates", "warm_up", "measured"}."""
+        """One run of train.py each."""
         found = []
-        for strategy, accumulations in self.cases.items():
-            for k in accumulations:
-                measured = (MEASURED_ALONE if self.hosts == 1 else MEASURED)[k]
-                flags = flags_for(
-                    WARM_UP[k] + len(self.rates) * (1 + measured), MICRO_BATCH * self.ranks * k, evaluated=8
-                )
-                found.append(
-                    {
-                        "strategy": strategy,
-                        "accumulation": k,
-                        "flags": [*flags, *STRATEGIES[strategy][1]],
-                        "rates": self.rates,
-                        "warm_up": WARM_UP[k],
-                        "measured": measured,
-                    }
-                )
+        for strategy, k in ((name, k) for name, of in self.cases.items() for k in of):
+            measured = (MEASURED_ALONE if self.hosts == 1 else MEASURED)[k]
+            steps = WARM_UP[k] + len(self.rates) * (1 + measured)
+            flags = [*flags_for(steps, MICRO_BATCH * self.ranks * k, evaluated=8), *STRATEGIES[strategy][1]]
+            found.append(job(strategy, k, flags, self.rates, WARM_UP[k], measured))
         return found
+
+
+def job(strategy: object, k: int, flags: list[str], rates: Rates, warm_up: int, measured: int) -> dict[str, Any]:
+    """A run for run(). k: its accumulation; warm_up: steps before the first rate; measured: steps at each rate"""
+    blocks = {"rates": rates, "warm_up": warm_up, "measured": measured}
+    return {"strategy": strategy, "accumulation": k, "flags": flags, **blocks}
 
 
 BOTH = (1, 8)
@@ -222,17 +218,7 @@ def losses(cluster: Cluster) -> list[Row]:
     """Held-out loss before and after the same steps on the same data, for each compression; two ranks on one host."""
     _say("held-out losses")
     flags = [*flags_for(LOSS_STEPS, 2 * MICRO_BATCH, evaluated=100), "--ds_config", "none"]
-    jobs = [
-        {
-            "strategy": name,
-            "accumulation": 1,
-            "flags": [*flags, "--ddp_comm_hook", name],
-            "rates": (None,),
-            "warm_up": 0,
-            "measured": LOSS_STEPS - 1,
-        }
-        for name in COMPRESSIONS
-    ]
+    jobs = [job(name, 1, [*flags, "--ddp_comm_hook", name], (None,), 0, LOSS_STEPS - 1) for name in COMPRESSIONS]
     return [
         {
             "ddp_comm_hook": found["strategy"],

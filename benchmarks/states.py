@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ PAGE = EVIDENCE / "states.md"
 WORLD_SIZES = (1, 2, 4, 8)
 GLOBAL_BATCH = 16
 PARTS = ("parameters", "gradients", "optimizer")
+CELLS = (*PARTS, "total", "formula", "difference")
 MODEL = {
     "hidden_size": 256,
     "intermediate_size": 688,
@@ -104,25 +106,39 @@ def _row(name: str, kind: str, half: bool, held: list[list[int]], sizes: list[in
         "model_parameters": sum(sizes),
         "fullest_rank": rank,
     }
-    row |= {f"{part}_measured": size for part, size in zip(PARTS, held[rank], strict=True)}
+    return row | beside_formula(held[rank], formula) | {"least_total_measured": min(map(sum, held))}
+
+
+def beside_formula(held: list[int], formula: Any) -> Row:
+    """Return a row's figures of one rank. held: bytes of each of PARTS; formula: the same, and their total, as attributes"""
+    row: Row = {f"{part}_measured": size for part, size in zip(PARTS, held, strict=True)}
     row |= {f"{part}_formula": round(getattr(formula, part)) for part in PARTS}
-    row |= {"total_measured": sum(held[rank]), "total_formula": round(formula.total)}
-    row["difference_percent"] = round(100 * (row["total_measured"] / formula.total - 1), 3)
-    return row | {"least_total_measured": min(map(sum, held))}
+    row |= {"total_measured": sum(held), "total_formula": round(formula.total)}
+    return row | {"difference_percent": round(100 * (sum(held) / formula.total - 1), 3)}
 
 
 # ---- the page ----------------------------------------------------------------------------------------------------
 def table(rows: list[Row]) -> str:
     """Bytes per parameter of the model, on the rank that holds most: measured, and by how much the formula is off."""
-    lines = []
-    for row in rows:
-        count = int(row["model_parameters"])
-        figures = [int(row[f"{part}_measured"]) / count for part in (*PARTS, "total")]
-        figures.append(int(row["total_formula"]) / count)
-        cells = (f"{figure:.2f}" for figure in figures)
-        difference = f"{float(row['difference_percent']):+.2f} %"
-        lines.append([row["precision"], row["strategy"], row["world_size"], *cells, difference])
-    return markdown(["precision", "strategy", "ranks", *PARTS, "total", "formula", "difference"], lines)
+    lines = [[row["precision"], row["strategy"], row["world_size"], *cells(row)] for row in rows]
+    return markdown(["precision", "strategy", "ranks", *CELLS], lines)
+
+
+def cells(row: Row) -> list[str]:
+    """Return CELLS of a row: bytes per parameter, and how far the formula is off."""
+    keys = (*(f"{part}_measured" for part in (*PARTS, "total")), "total_formula")
+    figures = [f"{int(row[key]) / int(row['model_parameters']):.2f}" for key in keys]
+    return [*figures, f"{float(row['difference_percent']):+.2f} %"]
+
+
+def largest_difference(rows: list[Row], name: Callable[[Row], str]) -> str:
+    """Say how far the formula is off at most, and where rows were measured. name: of a row"""
+    worst = max(rows, key=lambda row: abs(float(row["difference_percent"])))
+    difference = f"{abs(float(worst['difference_percent'])):.2f} % ({name(worst)})"
+    return (
+        f"Largest difference between formula and measurement: {difference}.\n\n"
+        f"Measured on: {rows[0]['machine']}; {rows[0]['versions']}."
+    )
 
 
 def savings() -> str:
@@ -191,12 +207,7 @@ def draw(rows: list[Row], path: Path) -> None:
 
 def tables() -> dict[str, str]:
     rows = pages.read(RESULTS)
-    worst = max(rows, key=lambda row: abs(float(row["difference_percent"])))
-    measured = (
-        f"Largest difference between formula and measurement: {abs(float(worst['difference_percent'])):.2f} % "
-        f"({worst['strategy']}, {worst['precision']}, {worst['world_size']} ranks).\n\n"
-        f"Measured on: {rows[0]['machine']}; {rows[0]['versions']}."
-    )
+    measured = largest_difference(rows, "{strategy}, {precision}, {world_size} ranks".format_map)
     return {"states": table(rows), "savings": savings(), "measured": measured}
 
 

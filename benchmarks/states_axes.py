@@ -174,10 +174,7 @@ def compared(run: Any, config: dict[str, Any], held: list[Any]) -> list[Row]:
         rank = max(of_stage, key=lambda rank: held[rank].total)
         formula = _formula(job, stage, run.strategy, rank, held[rank].shapes)
         row: Row = {"stage": stage.place, "model_parameters": job.shape.parameters, "fullest_rank": rank}
-        row |= {f"{part}_measured": getattr(held[rank], part) for part in PARTS}
-        row |= {f"{part}_formula": round(getattr(formula, part)) for part in PARTS}
-        row |= {"total_measured": held[rank].total, "total_formula": round(formula.total)}
-        row["difference_percent"] = round(100 * (held[rank].total / formula.total - 1), 3)
+        row |= states.beside_formula([getattr(held[rank], part) for part in PARTS], formula)
         rows.append(row | {"least_total_measured": min(held[other].total for other in of_stage)})
     return rows
 
@@ -205,26 +202,15 @@ def table(rows: list[Row]) -> str:
     """Bytes per parameter of the model, on the rank of a stage that holds most, and by how much the formula is off."""
     lines = []
     for row in rows:
-        count = int(row["model_parameters"])
-        figures = [int(row[f"{part}_measured"]) / count for part in (*PARTS, "total")]
-        figures.append(int(row["total_formula"]) / count)
         stage = row["stage"] if "pipeline" in row["divided"] else "-"
-        cells = (f"{figure:.2f}" for figure in figures)
-        difference = f"{float(row['difference_percent']):+.2f} %"
         model = row["model"].replace("+lora", ", LoRA")
-        lines.append([row["ranks"], row["divided"], row["strategy"], model, stage, *cells, difference])
-    head = ["ranks", "divided", "strategy", "model", "stage", *PARTS, "total", "formula", "difference"]
-    return markdown(head, lines)
+        lines.append([row["ranks"], row["divided"], row["strategy"], model, stage, *states.cells(row)])
+    return markdown(["ranks", "divided", "strategy", "model", "stage", *states.CELLS], lines)
 
 
 def tables() -> dict[str, str]:
     rows = pages.read(RESULTS)
-    worst = max(rows, key=lambda row: abs(float(row["difference_percent"])))
-    measured = (
-        f"Largest difference between formula and measurement: {abs(float(worst['difference_percent'])):.2f} % "
-        f"({worst['divided']}, {worst['strategy']}, {worst['model']}).\n\n"
-        f"Measured on: {rows[0]['machine']}; {rows[0]['versions']}."
-    )
+    measured = states.largest_difference(rows, "{divided}, {strategy}, {model}".format_map)
     return {"states-axes": table(rows), "states-axes-measured": measured}
 
 
