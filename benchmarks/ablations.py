@@ -3,13 +3,11 @@
     python -m benchmarks.ablations                # measures each, and writes results/ablations.csv and the page's table
     python -m benchmarks.ablations NAME ...       # these alone; the other rows stay
     python -m benchmarks.ablations --gone NAME    # the code as it stands, from which somebody has taken NAME out
-    python -m benchmarks.ablations --draw         # writes the table from the results that are there
 
 A refinement is switched off by the value at which its formula does without it. The shares of chips and the intervals are
 fitted anew, as `python -m benchmarks.planner` fits them. What makes no row of anybody's better is taken out of the planner.
 """
 
-import argparse
 import os
 import statistics
 from collections.abc import Iterator
@@ -23,7 +21,7 @@ from brigade.plan.constants import CONSTANTS
 from brigade.plan.costs import conventions
 from brigade.plan.hardware import calibration
 
-from .pages import EVIDENCE, RESULTS, markdown, read, save, write
+from .pages import EVIDENCE, RESULTS, command_line, markdown, read, save, write
 from .planner_intervals import groups, other_programs, widths, within
 from .planner_rows import CHIPS, Run, _estimate, estimated, fit, left_out, memory_error, runs, speed_error, strangers
 from .planner_tables import first_choices
@@ -191,17 +189,16 @@ def tables() -> dict[str, str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="of a refinement (default: all)")
     parser.add_argument("--gone", metavar="NAME", help="what the code has no longer")
-    parser.add_argument("--draw", action="store_true", help="measure nothing")
     options = parser.parse_args(argv)
     os.environ[calibration.VARIABLE] = ""  # the factors of nobody's own cluster
     asked = {options.gone: ""} if options.gone else {name: name for name in options.names or ["", *ABLATIONS]}
     rows = {row["without"]: row for row in read(FILE)} if FILE.exists() else {}
     with without(""):
-        usual = {} if options.draw or options.gone else speeds("")
-    for title, name in {} if options.draw else asked.items():
+        usual = {} if options.gone else speeds("")
+    for title, name in asked.items():
         row = measured(name, usual) | {
             "without": title or NOTHING,
             "kept": "no" if options.gone else "yes" if name else "",

@@ -4,8 +4,6 @@ python -m benchmarks.agreement                 # 2 ranks of this host, the tiny 
 python -m benchmarks.agreement smollm2-135m    # another recipe, with fewer steps: some 12 GiB of memory and of disk
 """
 
-import json
-import os
 import shutil
 import statistics
 import sys
@@ -19,7 +17,8 @@ from brigade.train.distributed import ranks
 from brigade.train.step.agreement import Agreement
 from brigade.train.step.checkpoints import Checkpoints
 from testing import parity, runs
-from testing.ranks import REPOSITORY, run_ranks
+from testing.on_ranks import on_ranks
+from testing.ranks import REPOSITORY
 
 STRATEGIES = ("ddp", "zero2", "zero3", "fsdp2")
 STEPS, SAVED = 14, 2  # five checkpoints are timed
@@ -35,10 +34,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         recipe, *strategies = sys.argv[1:] or ["tiny"]
         strategies = strategies or list(STRATEGIES)
-        done = run_ranks("benchmarks.agreement", folder, recipe, *strategies, ranks=2, timeout=3600)
-        assert done.returncode == 0, done.stderr
-        for strategy in strategies:
-            taken: Taken = json.loads(Path(folder, f"{strategy}.json").read_text())
+        given = (folder, recipe, strategies)
+        for strategy, taken in on_ranks(_taken, *given, ranks=2, timeout=3600)[0].items():
             # The first comparison finds out who holds what, and the second has the optimizer's states for the first time.
             step, save, check = (statistics.median(taken[key][2:]) for key in ("step", "save", "check"))
             print(
@@ -71,12 +68,12 @@ def _timed(owner: type, method: str, taken: list[float]) -> None:
     setattr(owner, method, timed)
 
 
-def _work(folder: Path, recipe: str, *strategies: str) -> None:
+def _taken(folder: str, recipe: str, strategies: list[str]) -> dict[str, Taken]:
     import train
 
     checked, saved = Agreement.check, Checkpoints.save
-    for strategy in strategies:
-        taken: Taken = {"step": [], "save": [], "check": []}
+    found: dict[str, Taken] = {strategy: {"step": [], "save": [], "check": []} for strategy in strategies}
+    for strategy, taken in found.items():
         Agreement.check, Checkpoints.save = checked, saved  # type: ignore[method-assign]
         _timed(Agreement, "check", taken["check"])
         _timed(Checkpoints, "save", taken["save"])
@@ -85,15 +82,12 @@ def _work(folder: Path, recipe: str, *strategies: str) -> None:
             f"--max_steps {STEPS} --warmup_steps 0 --eval_steps null --save_steps {SAVED} --save_total_limit 1".split()
         )
         flags += ["--report_page", "false"]
-        trainer = train.main([*flags, "--output_dir", str(folder / strategy)], callbacks=(Clock(taken["step"]),))
+        trainer = train.main([*flags, "--output_dir", f"{folder}/{strategy}"], callbacks=(Clock(taken["step"]),))
         runs.forget(trainer)
-        if int(os.environ["RANK"]) == 0:
-            (folder / f"{strategy}.json").write_text(json.dumps(taken))
         ranks.barrier()
-        shutil.rmtree(folder / strategy, ignore_errors=True)  # room for the next one's checkpoints
+        shutil.rmtree(Path(folder, strategy), ignore_errors=True)  # room for the next one's checkpoints
+    return found
 
 
 if __name__ == "__main__":
-    if "RANK" in os.environ:
-        ranks.run_to_the_end(lambda: _work(Path(sys.argv[1]), *sys.argv[2:]))
     main()

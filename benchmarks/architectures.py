@@ -2,14 +2,12 @@
 
     python -m benchmarks.architectures                       # what the results lack for these versions
     python -m benchmarks.architectures --only qwen3,lfm2     # of these types of config alone
-    python -m benchmarks.architectures --draw                # docs/evidence/architectures.md from the results that are there
 
 Each strategy's losses and gradient norms are compared with those of one process on the same samples, in fp32. Rows are kept in
 benchmarks/results/architectures.jsonl, each with its versions: after an upgrade all are measured again, and what changed is
 printed. All of them take three quarters of an hour on two idle cores.
 """
 
-import argparse
 import contextlib
 import io
 import json
@@ -270,16 +268,12 @@ def tables() -> dict[str, str]:
 
 def main() -> None:
     """Measure what is missing, and say what changed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = pages.command_line(__doc__)
     parser.add_argument(
         "--only", help="types of config, with commas between them; else all that have no row of these versions"
     )
-    parser.add_argument("--draw", action="store_true", help="measure nothing; the page from the results that are there")
     options = parser.parse_args()
     only = options.only
-    if options.draw:
-        pages.write(architectures_tables.PAGE, tables())
-        return
     rows, versions = read(), pages.where()["versions"]
     last = [*COLUMNS][-1]  # without it, an earlier run was interrupted
     done = {name for name, _ in rows if rows[name, "builds"]["versions"] == versions}

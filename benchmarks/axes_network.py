@@ -2,14 +2,12 @@
 
     sudo .venv/bin/python -m benchmarks.axes_network    # measures -> results/axes_network.jsonl, docs/evidence/network.md
     python -m benchmarks.axes_network --quick           # a pipeline and tensor groups at one rate; prints and writes nothing
-    python -m benchmarks.axes_network --draw            # the page from the results that are there
 
 As benchmarks/communication.py: train.py in bf16 on two hosts of the testbed, on a Llama of five million parameters. Every
 strategy computes the same global batch in micro-batches of the same size. All rows have as many tokens, so that what a stage
 hands on can be held against the formula.
 """
 
-import argparse
 import json
 import statistics
 import time
@@ -19,7 +17,7 @@ from typing import Any
 
 from benchmarks import pages
 from benchmarks.communication import HEADER, HOSTS
-from benchmarks.network import LENGTH, MICRO_BATCH, RELEASED, flags_for, run
+from benchmarks.network import LENGTH, MICRO_BATCH, RELEASED, flags_for, job, run
 from benchmarks.network_tables import NAMES, PAGE, two
 from benchmarks.pages import Row, markdown
 from benchmarks.published.traffic import per_node
@@ -117,21 +115,14 @@ def measure(
     jobs: dict[tuple[int, int], list[Row]] = {}
     for of in plan:
         steps = WARM_UP + len(rates) * (1 + measured)
-        job = {
-            "strategy": STRATEGIES.index(of),
-            "accumulation": of.accumulation,
-            "flags": [*shared, *flags_for(steps, GLOBAL_BATCH, evaluated=8), *of.flags],
-            "rates": rates,
-            "warm_up": WARM_UP,
-            "measured": measured,
-        }
+        flags = [*shared, *flags_for(steps, GLOBAL_BATCH, evaluated=8), *of.flags]
+        run_of_it = job(STRATEGIES.index(of), of.accumulation, flags, rates, WARM_UP, measured)
         # DeepSpeed keeps its tensor groups until the process ends.
-        jobs.setdefault((of.per_host, of.axes.tensor), []).append(job)
+        jobs.setdefault((of.per_host, of.axes.tensor), []).append(run_of_it)
     rows = []
     for (per_host, _), some in jobs.items():
-        print(
-            f"{time.strftime('%H:%M:%S')} {', '.join(STRATEGIES[job['strategy']].name for job in some)} ...", flush=True
-        )
+        names = ", ".join(STRATEGIES[one["strategy"]].name for one in some)
+        print(f"{time.strftime('%H:%M:%S')} {names} ...", flush=True)
         for found in run(cluster, HOSTS, per_host, some):
             rows += _rows(found, shape)
     return rows
@@ -186,21 +177,19 @@ def tables() -> dict[str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = pages.command_line(__doc__)
     parser.add_argument(
         "--quick", action="store_true", help=f"{', '.join(of.name for of in QUICK)} without a limit; writes nothing"
     )
-    parser.add_argument("--draw", action="store_true", help="measure nothing; the page from the results that are there")
     options = parser.parse_args()
-    if not options.draw:
-        require()
-        with Cluster(HOSTS) as cluster:
-            rows = measure(cluster, QUICK, (None,)) if options.quick else measure(cluster)
-        if options.quick:
-            print(table(rows))
-            return 0
-        where = pages.where()
-        pages.save(RESULTS, [row | where for row in rows])
+    require()
+    with Cluster(HOSTS) as cluster:
+        rows = measure(cluster, QUICK, (None,)) if options.quick else measure(cluster)
+    if options.quick:
+        print(table(rows))
+        return 0
+    where = pages.where()
+    pages.save(RESULTS, [row | where for row in rows])
     pages.write(PAGE, tables())
     return 0
 

@@ -2,14 +2,12 @@
 
     python -m benchmarks.bubble             # measures -> benchmarks/results/bubble.jsonl, docs/pipeline.{md,png}
     python -m benchmarks.bubble --quick     # two ranks, four micro-batches, passes stretched; prints and writes nothing
-    python -m benchmarks.bubble --draw      # the page from the results that are there
 
 Ranks are processes of this machine that run train.py. "computed": two ranks do nothing but their arithmetic, on a core each.
 "stretched": the model is tiny, and each pass of a layer sleeps until it has taken SECONDS, so that ranks need no core of their
 own.
 """
 
-import argparse
 import json
 import tempfile
 from collections.abc import Iterable
@@ -24,7 +22,7 @@ from brigade.train.engines.parallel import pipeline_schedule
 from brigade.train.strategy.axes import Axes
 from testing.axes_pipeline import SCHEDULES, ddp
 from testing.command_line import as_flags
-from testing.ranks import run_ranks
+from testing.on_ranks import on_ranks
 
 MICRO_BATCHES = (2, 4, 8)
 SECONDS = (
@@ -78,6 +76,8 @@ def record(way: Way, ranks: int, todo: list[tuple[str, int]]) -> list[tuple[list
 
     Raises RuntimeError when a rank fails.
     """
+    from benchmarks import bubble_worker  # imports torch
+
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
         config = json.loads((REPOSITORY / "recipes/tiny/config.json").read_text()) | way.sizes
@@ -102,15 +102,9 @@ def record(way: Way, ranks: int, todo: list[tuple[str, int]]) -> list[tuple[list
                 report_to="",
             )
             flags += ddp(folder, ranks, **SCHEDULES[name])
-            jobs.append({"name": f"{name}-{m}", "flags": flags, "seconds": way.seconds, "folder": directory})
-        (folder / "jobs.json").write_text(json.dumps(jobs))
-        done = run_ranks("benchmarks.bubble_worker", str(folder / "jobs.json"), ranks=ranks, timeout=1800)
-        if done.returncode:
-            said = f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-            raise RuntimeError(f"{ranks} ranks ended with {done.returncode}:\n{said}")
+            jobs.append({"flags": flags, "seconds": way.seconds})
         found = []
-        for name, m in todo:
-            each = [json.loads((folder / f"{name}-{m}.{rank}.json").read_text()) for rank in range(ranks)]
+        for each in zip(*on_ranks(bubble_worker.lines_of, jobs, ranks=ranks, timeout=1800), strict=True):
             steps = [list(lines) for lines in zip(*(one["steps"] for one in each), strict=True)]
             found.append(([one["layers"] for one in each], steps[WARM_UP:]))
         return found
@@ -154,22 +148,20 @@ def _rounded(figure: float) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = pages.command_line(__doc__)
     parser.add_argument("--quick", action="store_true", help="two ranks, four micro-batches; writes nothing")
-    parser.add_argument("--draw", action="store_true", help="measure nothing; the page from the results that are there")
     groups = {f"{name}-{ranks}": (name, ranks) for name, way in WAYS.items() for ranks in way.ranks}
     parser.add_argument("--only", choices=groups, help="measure these again, and keep the other results")
     options = parser.parse_args()
     if options.quick:
         print(whole_table(measure("stretched", 2, [4]), 2))
         return 0
-    if not options.draw:
-        rows = pages.read(RESULTS) if options.only else []
-        where = pages.where()
-        for name, ranks in [groups[options.only]] if options.only else groups.values():
-            rows = [each for each in rows if (each["way"], each["ranks"]) != (name, ranks)]
-            rows += [each | where for each in measure(name, ranks)]
-        pages.save(RESULTS, rows)
+    rows = pages.read(RESULTS) if options.only else []
+    where = pages.where()
+    for name, ranks in [groups[options.only]] if options.only else groups.values():
+        rows = [each for each in rows if (each["way"], each["ranks"]) != (name, ranks)]
+        rows += [each | where for each in measure(name, ranks)]
+    pages.save(RESULTS, rows)
     pages.write(PAGE, tables())
     draw(pages.read(RESULTS), PAGE.with_suffix(".png"))
     return 0

@@ -1,17 +1,12 @@
 """One rank of benchmarks/bubble.py: runs of train.py whose pipeline's passes are timed, and stretched where a job says so.
 
-python -m benchmarks.bubble_worker JOBS.json, with [{"name", "flags", "seconds", "folder"}]. Each rank leaves NAME.RANK.json in
-the folder: its passes, step by step. Timed are the methods in which torch's schedules compute; waiting is outside of them.
+Timed are the methods in which torch's schedules compute; waiting is outside of them.
 """
 
 import contextlib
 import io
-import json
-import os
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
@@ -74,20 +69,15 @@ def layers(stage: Any) -> int:
     return sum(any(True for _ in layer.parameters()) for layer in stage.submod.part.layers)
 
 
-def main(jobs: Path) -> None:
-    rank = os.environ["RANK"]
-    for job in json.loads(jobs.read_text()):
+def lines_of(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return this rank's layers, and its passes step by step, of each run. jobs: {"flags", "seconds"} of each"""
+    found = []
+    for job in jobs:
         lines = Lines(job["seconds"])
         with contextlib.redirect_stdout(io.StringIO()), lines.watching():
             trainer = train.main(job["flags"], callbacks=(lines,))
         counts = [layers(stage) for stage in trainer.engine.pipeline.stages]
-        found = {"layers": sum(counts), "steps": lines.steps}
-        Path(job["folder"], f"{job['name']}.{rank}.json").write_text(json.dumps(found))
+        found.append({"layers": sum(counts), "steps": lines.steps})
         forget(trainer)
         del trainer
-
-
-if __name__ == "__main__":
-    from brigade.train.distributed.ranks import run_to_the_end
-
-    run_to_the_end(lambda: main(Path(sys.argv[1])))
+    return found

@@ -9,19 +9,17 @@ step to the moment at which all ranks go on; the median of all checkpoints but a
 after` is the time until the checkpoint has its name, synced to the disk, from events.jsonl.
 """
 
-import argparse
 import json
 import os
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from testing.ranks import REPOSITORY, run_ranks
+from testing.on_ranks import on_ranks
 from testing.runs import forget, write_inputs
 
 from . import pages
@@ -52,12 +50,8 @@ def measure(strategy: str, folder: Path, shared: list[str]) -> list[pages.Row]:
     job = {
         way: [*shared, *STRATEGIES[strategy], *flags, "--output_dir", str(folder / way)] for way, flags in WAYS.items()
     }
-    (folder / "job.json").write_text(json.dumps(job))
-    done = run_ranks("benchmarks.checkpoints", "--job", str(folder / "job.json"), ranks=RANKS, timeout=1800)
-    if done.returncode:
-        raise RuntimeError(f"{strategy}: exit code {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
     rows = []
-    for way, measured in json.loads((folder / "measured.json").read_text()).items():
+    for way, measured in on_ranks(_measured, job, ranks=RANKS, timeout=1800)[0].items():
         blocked, gib = statistics.median(measured["blocked"][1:]), measured["bytes"] / GIB
         row = {"strategy": strategy, "way": way, "ranks": RANKS, "gib": round(gib, 3)}
         row |= {"blocked_s": round(blocked, 3), "blocked_s_per_gib": round(blocked / gib, 3)}
@@ -67,7 +61,7 @@ def measure(strategy: str, folder: Path, shared: list[str]) -> list[pages.Row]:
     return rows
 
 
-def _work(job: Path) -> None:
+def _measured(job: dict[str, list[str]]) -> pages.Row:
     """One rank: the runs of all ways, through train.py itself."""
     import transformers
 
@@ -76,7 +70,7 @@ def _work(job: Path) -> None:
     from brigade.train.run import events
     from brigade.train.step.trainer import Trainer
 
-    ours, found = Trainer._save_checkpoint, {}
+    ours, found = Trainer._save_checkpoint, pages.Row()
 
     def theirs(trainer: Any, model: Any, trial: Any) -> None:
         transformers.Trainer._save_checkpoint(trainer, model, trial)
@@ -91,7 +85,7 @@ def _work(job: Path) -> None:
 
         return timed_save
 
-    for way, flags in json.loads(job.read_text()).items():
+    for way, flags in job.items():
         blocked: list[float] = []
         Trainer._save_checkpoint = timed(theirs if way == "transformers" else ours, blocked)  # type: ignore[method-assign]
         output = Path(flags[-1])
@@ -107,8 +101,7 @@ def _work(job: Path) -> None:
             shutil.rmtree(output)
             os.sync()
         ranks.barrier()
-    if int(os.environ["RANK"]) == 0:
-        (job.parent / "measured.json").write_text(json.dumps(found))
+    return found
 
 
 def tables() -> dict[str, str]:
@@ -125,13 +118,7 @@ def tables() -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.job:
-        sys.path.insert(0, str(REPOSITORY))
-        _work(options.job)
-        return
+    pages.command_line(__doc__).parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     rows = []
     for strategy in STRATEGIES:

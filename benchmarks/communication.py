@@ -2,13 +2,11 @@
 
     sudo .venv/bin/python -m benchmarks.communication   # measures: results/communication.jsonl, docs/evidence/communication.*
     python -m benchmarks.communication --quick          # ZeRO-2 and FSDP2 with accumulation 2; prints and writes nothing
-    python -m benchmarks.communication --draw           # the page from the results that are there
 
 Two hosts of the testbed run train.py on a Llama of five million parameters; the counters of their network cards are read at
 the ends of steps. As in benchmarks/network.py, whose group of ranks this uses, but in bf16 and without throttled links.
 """
 
-import argparse
 import json
 import time
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import pages
-from benchmarks.network import MICRO_BATCH, RELEASED, flags_for, run
+from benchmarks.network import MICRO_BATCH, RELEASED, flags_for, job, run
 from benchmarks.pages import EVIDENCE, Row, markdown
 from benchmarks.published.traffic import Traffic, traffic, unreleased
 from benchmarks.states import MODEL
@@ -75,16 +73,7 @@ def measure(cluster: Cluster, plan: Plan = PLAN, measured: int = MEASURED) -> li
         for name, k in ((name, k) for name, of in plan.items() for k in of if STRATEGIES[name].per_host == per_host):
             flags = flags_for(WARM_UP + 1 + measured, MICRO_BATCH * HOSTS * per_host * k, evaluated=8)
             flags += [*STRATEGIES[name].flags, "--model_name_or_path", str(model), "--bf16", "true"]
-            jobs.append(
-                {
-                    "strategy": name,
-                    "accumulation": k,
-                    "flags": flags,
-                    "rates": (None,),
-                    "warm_up": WARM_UP,
-                    "measured": measured,
-                }
-            )
+            jobs.append(job(name, k, flags, (None,), WARM_UP, measured))
         print(f"{time.strftime('%H:%M:%S')} {per_host} rank(s) on each of {HOSTS} hosts ...", flush=True)
         rows += [_row(found, shape) for found in run(cluster, HOSTS, per_host, jobs)]
     return rows
@@ -217,19 +206,17 @@ def tables() -> dict[str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = pages.command_line(__doc__)
     parser.add_argument("--quick", action="store_true", help="ZeRO-2 and FSDP2 with accumulation 2; writes nothing")
-    parser.add_argument("--draw", action="store_true", help="measure nothing; the page from the results that are there")
     options = parser.parse_args()
-    if not options.draw:
-        require()
-        with Cluster(HOSTS) as cluster:
-            rows = measure(cluster, QUICK if options.quick else PLAN)
-        if options.quick:
-            print(table(rows))
-            return 0
-        where = pages.where()
-        pages.save(RESULTS, [row | where for row in rows])
+    require()
+    with Cluster(HOSTS) as cluster:
+        rows = measure(cluster, QUICK if options.quick else PLAN)
+    if options.quick:
+        print(table(rows))
+        return 0
+    where = pages.where()
+    pages.save(RESULTS, [row | where for row in rows])
     pages.write(PAGE, tables())
     draw(pages.read(RESULTS), PAGE.with_suffix(".png"))
     return 0

@@ -7,13 +7,12 @@ programs torch makes.
 Each combination is a run of testing/compiling.py in a process group of its own.
 """
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages import EVIDENCE, RESULTS, Row, markdown, read, save, where, write
+from benchmarks.pages import EVIDENCE, RESULTS, Row, command_line, markdown, read, save, where, write
 from testing import parity, runs
 from testing.compiling import ALONE, STRATEGIES, WITH, case, name_of, reference
 
@@ -77,7 +76,7 @@ def tables() -> dict[str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--only", nargs="+", choices=STRATEGIES, default=list(STRATEGIES), help="these strategies anew")
     parser.add_argument("--with", nargs="+", dest="additions", choices=WITH, default=list(WITH), help="only with these")
     options = parser.parse_args()

@@ -6,12 +6,11 @@
 The cases are those of testing/distilling.py; those of one world size share one process group.
 """
 
-import argparse
 import functools
 import tempfile
 from pathlib import Path
 
-from benchmarks.pages import EVIDENCE, markdown, where, write
+from benchmarks.pages import EVIDENCE, command_line, markdown, where, write
 from benchmarks.preference_parity import DIVIDED, WHOLE, cell
 from testing import preferences
 from testing.distilling import BATCH, Case, plain, run_cases, worst
@@ -80,7 +79,7 @@ def kept(folder: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__)
     parser.add_argument("--only", nargs="+", choices=TABLES, default=TABLES, help="tables (default: all)")
     for name in parser.parse_args().only:
         with tempfile.TemporaryDirectory() as folder:

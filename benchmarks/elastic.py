@@ -2,13 +2,11 @@
 
     python -m benchmarks.elastic              # root -> benchmarks/results/elastic.csv, docs/evidence/local-training.md
     python -m benchmarks.elastic --only cut   # faults whose name has this word; their rows replace those that are there
-    python -m benchmarks.elastic --draw       # the table from the results that are there
 
 Each row is a run of the tiny recipe's model on node1 to node3, launched from node4, with one fault; the first has none. Then two
 runs that are long enough to be struck at random for MINUTES, one of them undisturbed.
 """
 
-import argparse
 import json
 import os
 import random
@@ -198,20 +196,18 @@ def tables() -> dict[str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = pages.command_line(__doc__)
     parser.add_argument("--only", nargs="+", help="faults whose name has one of these words (default: all)")
-    parser.add_argument("--draw", action="store_true", help="only write the page")
     options = parser.parse_args()
-    if not options.draw:
-        require()
-        asked = [name for name in FAULTS if not options.only or any(word in name for word in options.only)]
-        rows = {row["fault"]: row for row in (pages.read(RESULTS) if RESULTS.exists() else [])}
-        with Cluster(len(HOSTS) + 1) as cluster:
-            for name in asked:
-                rows[name] = struck(cluster, name)
-                print(rows[name], flush=True)
-                cluster.heal()
-                pages.save(RESULTS, [rows[fault] for fault in FAULTS if fault in rows])
+    require()
+    asked = [name for name in FAULTS if not options.only or any(word in name for word in options.only)]
+    rows = {row["fault"]: row for row in (pages.read(RESULTS) if RESULTS.exists() else [])}
+    with Cluster(len(HOSTS) + 1) as cluster:
+        for name in asked:
+            rows[name] = struck(cluster, name)
+            print(rows[name], flush=True)
+            cluster.heal()
+            pages.save(RESULTS, [rows[fault] for fault in FAULTS if fault in rows])
     pages.write(PAGE, tables())
     return 0
 

@@ -1,13 +1,11 @@
 """How long until `launch` has a verdict: each fault of testbed/faults.py, several times on real hosts.
 
     python -m benchmarks.faults              # measures (root) -> benchmarks/results/faults.csv, docs/evidence/faults.md
-    python -m benchmarks.faults --draw       # the table from the results that are there
 
 A time runs from the fault to the end of launch and of the last process on any host; for faults that are there before the
 start, from the command.
 """
 
-import argparse
 import re
 import statistics
 
@@ -72,18 +70,16 @@ def tables() -> dict[str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draw", action="store_true", help="only write the page")
+    parser = pages.command_line(__doc__)
     parser.add_argument("--times", type=int, default=5, help="attempts per fault (default: 5)")
     parser.add_argument("--only", nargs="*", choices=FAULTS, help="only these faults; the others' rows stay")
     options = parser.parse_args()
-    if not options.draw:
-        require()
-        rows: list[dict[str, str]] = []
-        try:
-            measure(options.times, options.only or list(FAULTS), rows)
-        finally:  # an hour's work: what was measured before something failed is kept
-            pages.replace(RESULTS, rows, "fault")
+    require()
+    rows: list[dict[str, str]] = []
+    try:
+        measure(options.times, options.only or list(FAULTS), rows)
+    finally:  # an hour's work: what was measured before something failed is kept
+        pages.replace(RESULTS, rows, "fault")
     pages.write(PAGE, tables())
     return 0
 

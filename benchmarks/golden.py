@@ -11,7 +11,6 @@ printed. Sums are added up in another order on another processor, so where this 
 environment alone take its place.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -20,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages import REPOSITORY, RESULTS, machine, read, save, where
+from benchmarks.pages import REPOSITORY, RESULTS, command_line, machine, read, save, where
 from brigade.errors.versions import ANYWAY
 from testing import golden
 
@@ -130,7 +129,7 @@ def try_versions(specs: list[str]) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("specs", nargs="*", metavar="PACKAGE==VERSION", help="what pip is asked for")
     parser.add_argument("--write", action="store_true", help="write the table from this environment")
     options = parser.parse_args()

@@ -205,7 +205,7 @@ def measure(jobs: list[Job], options: argparse.Namespace) -> list[Row]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = pages.command_line(__doc__)
     parser.add_argument("--only", nargs=3, action="append", metavar=("MODEL", "METHOD", "OPTION"), default=[])
     parser.add_argument("--steps", type=int, help=f"measured steps of a run (default: {STEPS})")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no row after so many")

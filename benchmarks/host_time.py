@@ -2,7 +2,6 @@
 
     python -m benchmarks.host_time                 # measures -> benchmarks/results/host_time.jsonl, docs/evidence/host-time.md
     python -m benchmarks.host_time ZeRO-3          # only this strategy; the others keep their rows
-    python -m benchmarks.host_time --draw          # the page from the results that are there
 
 The model is a Llama of 32 layers with hardly any arithmetic: what is left is the host's time, for which a GPU waits. The four
 systems compute with the same model, optimizer, clipping and batches, in processes of their own that take their steps in turn
@@ -10,7 +9,6 @@ systems compute with the same model, optimizer, clipping and batches, in process
 not depend on how busy a machine is. TRL is that of benchmarks/peers.py.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -102,18 +100,16 @@ def tables() -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = pages.command_line(__doc__)
     parser.add_argument("strategies", nargs="*", choices=[*STRATEGIES, []], help="default: all")
-    parser.add_argument("--draw", action="store_true", help="measure nothing; the page from the results that are there")
     options = parser.parse_args()
-    if not options.draw:
-        peers.prepare_peers()
-        before = pages.read(PATH) if PATH.exists() else []
-        measured = {strategy: [row for row in before if row["strategy"] == strategy] for strategy in STRATEGIES}
-        for strategy in options.strategies or STRATEGIES:
-            measured[strategy] = rows(strategy)
-            print(*measured[strategy], sep="\n", flush=True)
-            pages.save(PATH, [row for strategy in STRATEGIES for row in measured[strategy]])
+    peers.prepare_peers()
+    before = pages.read(PATH) if PATH.exists() else []
+    measured = {strategy: [row for row in before if row["strategy"] == strategy] for strategy in STRATEGIES}
+    for strategy in options.strategies or STRATEGIES:
+        measured[strategy] = rows(strategy)
+        print(*measured[strategy], sep="\n", flush=True)
+        pages.save(PATH, [row for strategy in STRATEGIES for row in measured[strategy]])
     pages.write(PAGE, tables())
 
 

@@ -6,22 +6,21 @@ Each case is two steps of train.py on two ranks with a Llama of 174 million para
 100 MB. benchmarks/loading.py measures what the ranks hold meanwhile.
 """
 
-import argparse
 import contextlib
-import csv
 import io
 import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from testing.ranks import run_ranks
+from testing.on_ranks import on_ranks
 from testing.runs import write_inputs
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-RESULTS = REPOSITORY / "benchmarks" / "results" / "hosts.csv"
+from . import pages
+from .pages import Row
+
+RESULTS = pages.RESULTS / "hosts.csv"
 RANKS, STEPS = 2, 2
 MODEL = {
     "hidden_size": 1024,
@@ -39,8 +38,6 @@ STRATEGIES = {
 }
 METHODS = {"full": [], "lora": ["--use_peft"], "qlora": ["--use_peft", "--load_in_4bit"]}
 OPTIMIZERS = ("adamw_torch", "sgd", "lars")  # what a checkpoint holds of them differs
-COLUMNS = ("strategy", "method", "optimizer", "ranks", "trained", "checkpoint_bytes")
-Row = dict[str, Any]
 
 
 def cases() -> list[tuple[str, str, str]]:
@@ -78,55 +75,37 @@ def measure(case: tuple[str, str, str], shared: list[str], folder: Path) -> Row:
     strategy, method, optimizer = case
     output = folder / "outputs" / "-".join(case)
     flags = [*shared, *STRATEGIES[strategy], *METHODS[method], "--optim", optimizer, "--output_dir", str(output)]
-    job = folder / "job.json"
-    answer = folder / f"{output.name}.json"
-    job.write_text(json.dumps({"flags": flags, "answer": str(answer)}))
-    done = run_ranks("benchmarks.hosts", "--job", str(job), ranks=RANKS, timeout=900)
-    if done.returncode:
-        raise RuntimeError(
-            f"{case} failed with exit code {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-        )
+    trained = on_ranks(_trained, flags, ranks=RANKS)[0]
     checkpoint = sum(file.stat().st_size for file in (output / f"checkpoint-{STEPS}").rglob("*") if file.is_file())
     return {
         "strategy": strategy,
         "method": method,
         "optimizer": optimizer,
         "ranks": RANKS,
-        "trained": int(answer.read_text()),
+        "trained": trained,
         "checkpoint_bytes": checkpoint,
     }
 
 
-def _work(job: Path) -> None:
-    """One rank: train.py itself."""
+def _trained(flags: list[str]) -> int:
+    """One rank: train.py itself. Return how many parameters it trains."""
     import train
 
-    todo = json.loads(job.read_text())
     with contextlib.redirect_stdout(io.StringIO()):
-        trainer = train.main(todo["flags"])
-    count = trainer.engine.parameter_count(trainer.model, trained=True)
-    if trainer.run.world.is_main_rank:
-        Path(todo["answer"]).write_text(str(count))
+        trainer = train.main(flags)
+    return trainer.engine.parameter_count(trainer.model, trained=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.job:
-        sys.path.insert(0, str(REPOSITORY))
-        _work(options.job)
-        return
+    pages.command_line(__doc__).parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    with tempfile.TemporaryDirectory() as folder, RESULTS.open("w", newline="") as out:
-        writer = csv.DictWriter(out, COLUMNS)
-        writer.writeheader()
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
         shared = write_model(Path(folder))
         for case in cases():
-            row = measure(case, shared, Path(folder))
-            writer.writerow(row)
-            out.flush()
-            print(row, flush=True)
+            rows.append(measure(case, shared, Path(folder)))
+            print(rows[-1], flush=True)
+            pages.save(RESULTS, rows)
 
 
 if __name__ == "__main__":

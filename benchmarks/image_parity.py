@@ -7,14 +7,13 @@
 The cases are those of testing/image_runs.py; those of one world size share one process group.
 """
 
-import argparse
 import functools
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.pages import EVIDENCE, TABLE, markdown, where, write
+from benchmarks.pages import EVIDENCE, TABLE, command_line, markdown, where, write
 from testing.image_rows import write_rows
 from testing.image_runs import (
     ADAPTERS,
@@ -105,7 +104,7 @@ def beside_others(name: str, table: str, order: Sequence[str]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="which tables; default: all")
     parser.add_argument(
         "--models", nargs="+", choices=MODELS, help="only these models' lines; the page keeps its others"

@@ -10,7 +10,6 @@ Each reads its images while it trains. The rates go into results and the page. N
 longest row of a batch, and computes all logits, as Transformers does by default; TRL's would need torchvision.
 """
 
-import argparse
 import io
 import json
 import random
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import peers, peers_count, peers_data, side_by_side
-from benchmarks.pages import EVIDENCE, REPOSITORY, RESULTS, Row, read, write
+from benchmarks.pages import EVIDENCE, REPOSITORY, RESULTS, Row, command_line, read, write
 from benchmarks.peers_tables import OURS
 from testing.command_line import as_flags
 
@@ -202,7 +201,7 @@ def tables() -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="a figure is their median (default: 5)")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=[*NAMES], help="kinds of rows (default: both)")
     parser.add_argument("--padded", choices=NAMES, help="only the Trainer's run on these rows, which are there")

@@ -7,7 +7,6 @@ The model is compared as recipes/smollm2-81m/smaller.py makes it, and as the run
 tool calls and half sentences about everyday things. Each is read by itself, in fp32.
 """
 
-import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.pages import EVIDENCE, REPOSITORY, markdown, where, write
+from benchmarks.pages import EVIDENCE, REPOSITORY, command_line, markdown, where, write
 from brigade.train.loss import divergence
 from brigade.train.loss.divergence import Options
 from brigade.train.model import gguf_file, packaged
@@ -87,7 +86,7 @@ def rows(name: str, student: Any, teacher: Any, given: list[tuple[Tensor, Tensor
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__)
     parser.add_argument("taught", type=Path, nargs="?", default=TAUGHT, help="what a run of that recipe has left")
     taught: Path = parser.parse_args().taught
     untaught = Path(flags.of_run(taught, False).recipe.model.model_name_or_path)

@@ -21,7 +21,7 @@ from typing import Any
 
 from brigade.train.upstream import deepspeed_kernels
 
-from .pages import EVIDENCE, REPOSITORY, RESULTS, markdown, read, save, where, write
+from .pages import EVIDENCE, REPOSITORY, RESULTS, command_line, markdown, read, save, where, write
 
 PATH, PAGE = RESULTS / "launching.csv", EVIDENCE / "planner-accuracy.md"
 HIDDEN, LAYERS, TOKENS, STEPS, ROUNDS = 256, (4, 12), 16, 18, 5
@@ -126,7 +126,7 @@ def tables() -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:

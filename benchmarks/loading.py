@@ -10,23 +10,19 @@ Pages of the model's files are not counted, for the system may drop them. On the
 engine's own states where it makes them before the first step.
 """
 
-import argparse
-import csv
-import json
 import os
-import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from testing.ranks import REPOSITORY, run_ranks
+from testing.on_ranks import on_ranks, tell
 
-from . import hosts
-from .pages import markdown, read
+from . import hosts, pages
+from .pages import Row, markdown, read
 
-RESULTS = REPOSITORY / "benchmarks" / "results" / "loading.csv"
+RESULTS = pages.RESULTS / "loading.csv"
 MIXTURE = {
     "model_type": "qwen3_moe",
     "hidden_size": 512,
@@ -50,8 +46,6 @@ STRATEGIES = ("DDP", "ZeRO-2", "ZeRO-3", "FSDP2")
 CASES = [
     (model, method, strategy) for model, method in (("dense", "full"), ("mixture", "lora")) for strategy in STRATEGIES
 ]
-COLUMNS = ("when", "model", "strategy", "method", "parameters", "first_rank", "other_rank", "gpu")
-Row = dict[str, Any]
 
 
 class Sampler(threading.Thread):
@@ -79,12 +73,7 @@ def measure(model: str, strategy: str, method: str, shared: list[str], folder: P
     name = f"{model}-{strategy}-{method}"
     flags = [*shared, *hosts.STRATEGIES[strategy], *hosts.METHODS[method], "--output_dir", str(folder / name)]
     flags += ["--attn_implementation", "sdpa"]  # proofs of others take time
-    job, answer = folder / f"{name}.json", folder / f"{name}-rank"
-    job.write_text(json.dumps({"flags": flags, "answer": str(answer)}))
-    done = run_ranks("benchmarks.loading", "--job", str(job), ranks=hosts.RANKS, timeout=900, gpus=True)
-    if done.returncode:
-        raise RuntimeError(f"{name} failed: {done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    ranks = [json.loads(Path(f"{answer}{rank}").read_text()) for rank in range(hosts.RANKS)]
+    ranks = on_ranks(_held, flags, ranks=hosts.RANKS, gpus=True)
     return {
         "model": model,
         "strategy": strategy,
@@ -96,17 +85,16 @@ def measure(model: str, strategy: str, method: str, shared: list[str], folder: P
     }
 
 
-def _work(job: Path) -> None:
-    """One rank: train.py until its first step."""
+def _held(flags: list[str]) -> None:
+    """One rank: train.py until its first step; tells what its host and its GPU held at most."""
     import torch
     from transformers import TrainerCallback
 
     import train
     from brigade.train.distributed import ranks
-    from brigade.train.host.cluster import world_from_environment
     from brigade.train.model import load as models
 
-    todo, load_model = json.loads(job.read_text()), models.load_model
+    load_model = models.load_model
     seen: dict[str, Any] = {}
 
     def begun(*args: Any, **options: Any) -> Any:
@@ -121,13 +109,12 @@ def _work(job: Path) -> None:
             sampler = seen["sampler"]
             time.sleep(0.05)
             sampler.over.set()
-            said = {"host": sampler.most, "gpu": torch.cuda.max_memory_allocated()}
-            Path(f"{todo['answer']}{world_from_environment().rank}").write_text(json.dumps(said))
+            tell({"host": sampler.most, "gpu": torch.cuda.max_memory_allocated()})
             ranks.gather(0)
             os._exit(0)
 
     models.load_model = begun
-    train.main(todo["flags"], (Ended(),))
+    train.main(flags, (Ended(),))
 
 
 def parameters_of(folder: Path) -> int:
@@ -148,14 +135,9 @@ def table() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = pages.command_line(__doc__)
     parser.add_argument("when", nargs="?", default="after", choices=["before", "after"])
-    parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.job:
-        sys.path.insert(0, str(REPOSITORY))
-        _work(options.job)
-        return
     os.environ["OMP_NUM_THREADS"] = "1"
     rows: list[Row] = [row for row in read(RESULTS) if row["when"] != options.when] if RESULTS.exists() else []
     with tempfile.TemporaryDirectory() as folder:
@@ -164,10 +146,7 @@ def main() -> None:
             row = measure(model, strategy, method, shared[model], Path(folder, model))
             rows.append({"when": options.when} | row)
             print(rows[-1], flush=True)
-    with RESULTS.open("w", newline="") as out:
-        writer = csv.DictWriter(out, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
+    pages.save(RESULTS, rows)
     print(table())
 
 

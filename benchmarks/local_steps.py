@@ -2,7 +2,6 @@
 
     sudo .venv/bin/python -m benchmarks.local_steps     # measures -> results/local_steps_*.csv, docs/evidence/local-training.md
     sudo .venv/bin/python -m benchmarks.local_steps --only times clock   # what has to have the machine for itself
-    python -m benchmarks.local_steps --draw             # tables and pictures from the results that are there
 
 Hosts, links and the tiny recipe's model are those of benchmarks/network.py. Every method sees the same samples: one micro-batch
 per step and host, and DDP with accumulation eight of them in one step. There are three measurements:
@@ -12,7 +11,6 @@ per step and host, and DDP with accumulation eight of them in one step. There ar
     clock     the same runs at 200 Mbit/s: held-out loss and the seconds of training until then
 """
 
-import argparse
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -166,18 +164,16 @@ def measure(what: str) -> list[Row]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--draw", action="store_true", help="measure nothing; what is there is drawn")
+    parser = pages.command_line(__doc__)
     parser.add_argument(
         "--only", choices=FILES, nargs="+", help="measure only these; of the rest what is there is drawn"
     )
     options = parser.parse_args()
-    if not options.draw:
-        require()
-        where = pages.where()
-        for what in options.only or FILES:
-            pages.save(RESULTS / FILES[what], [row | where for row in measure(what)])
-        network._say("measured")
+    require()
+    where = pages.where()
+    for what in options.only or FILES:
+        pages.save(RESULTS / FILES[what], [row | where for row in measure(what)])
+    network._say("measured")
     pages.write(local_steps_tables.PAGE, tables())
     local_steps_tables.draw()
     return 0

@@ -1,13 +1,11 @@
 """What one rank's activations need for a row of 128k tokens, or for a pair of such answers: over several ranks, and with tiles.
 
     python -m benchmarks.long_context            # traces -> results/long_context.jsonl, docs/evidence/long-context.md
-    python -m benchmarks.long_context --draw     # the table from the results that are there
 
 Each model's own code in Transformers runs forward and backward on tensors without data, as in docs/evidence/traced.md, with
 Brigade's own all-to-alls, tiles and losses: bf16, activation checkpointing, flash attention, and a label for every token.
 """
 
-import argparse
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -91,10 +89,8 @@ def _table(rows: list[Row]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draw", action="store_true", help="trace nothing")
-    if not parser.parse_args().draw:
-        pages.save(RESULTS, list(rows()))
+    pages.command_line(__doc__).parse_args()
+    pages.save(RESULTS, list(rows()))
     pages.write(PAGE, tables())
 
 

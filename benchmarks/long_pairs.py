@@ -6,7 +6,6 @@ The model has one layer. Both answers follow one prompt; the chosen one is cut a
 before. With two ranks, each has half of the sequence that holds both.
 """
 
-import argparse
 import json
 import shutil
 import tempfile
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from benchmarks.pages import EVIDENCE, markdown, where, write
+from benchmarks.pages import EVIDENCE, command_line, markdown, where, write
 from brigade.train.data import builtin
 from testing.command_line import as_flags
 from testing.preferences import MODEL, Case, plain, run_groups, steps_of, worst, write_inputs
@@ -59,7 +58,7 @@ def write_model(folder: Path) -> None:
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    command_line(__doc__).parse_args()
     row, lines = pair(), list[list[Any]]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

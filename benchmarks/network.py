@@ -2,14 +2,12 @@
 
     sudo .venv/bin/python -m benchmarks.network     # measures -> benchmarks/results/network*.csv, docs/evidence/network.*
     python -m benchmarks.network --quick            # DDP on two hosts at two rates; prints the table and writes nothing
-    python -m benchmarks.network --draw             # the page from the results that are there
 
 Hosts are network namespaces of this machine (testbed/): each rank runs train.py on one of them, and what is between them is
 a token bucket (tbf). A case is one run; its rates change between its steps. The same ranks on one host, where nothing
 crosses a link, are what a step costs without a network.
 """
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -29,6 +27,7 @@ from testing.command_line import as_flags
 
 PORT = 29500
 Cases = dict[str, tuple[int, ...]]  # strategy -> accumulations
+Rates = tuple[str | None, ...]
 
 # accumulation -> steps before the first block (DDP orders its buckets, PowerSGD reduces plainly), and steps of a block that
 # count; one more goes before them, in which TCP finds its rate. On one host steps are short, and all shares lean on them.
@@ -60,7 +59,7 @@ class Group:
 
     hosts: int
     per_host: int
-    rates: tuple[str | None, ...]
+    rates: Rates
     cases: Cases
 
     @property
@@ -68,25 +67,20 @@ class Group:
         return self.hosts * self.per_host
 
     def jobs(self) -> list[dict[str, Any]]:
-        """One run of train.py each: {"strategy", "accumulation", "flags", "rates", "warm_up", "measured"}."""
+        """One run of train.py each."""
         found = []
-        for strategy, accumulations in self.cases.items():
-            for k in accumulations:
-                measured = (MEASURED_ALONE if self.hosts == 1 else MEASURED)[k]
-                flags = flags_for(
-                    WARM_UP[k] + len(self.rates) * (1 + measured), MICRO_BATCH * self.ranks * k, evaluated=8
-                )
-                found.append(
-                    {
-                        "strategy": strategy,
-                        "accumulation": k,
-                        "flags": [*flags, *STRATEGIES[strategy][1]],
-                        "rates": self.rates,
-                        "warm_up": WARM_UP[k],
-                        "measured": measured,
-                    }
-                )
+        for strategy, k in ((name, k) for name, of in self.cases.items() for k in of):
+            measured = (MEASURED_ALONE if self.hosts == 1 else MEASURED)[k]
+            steps = WARM_UP[k] + len(self.rates) * (1 + measured)
+            flags = [*flags_for(steps, MICRO_BATCH * self.ranks * k, evaluated=8), *STRATEGIES[strategy][1]]
+            found.append(job(strategy, k, flags, self.rates, WARM_UP[k], measured))
         return found
+
+
+def job(strategy: object, k: int, flags: list[str], rates: Rates, warm_up: int, measured: int) -> dict[str, Any]:
+    """A run for run(). k: its accumulation; warm_up: steps before the first rate; measured: steps at each rate"""
+    blocks = {"rates": rates, "warm_up": warm_up, "measured": measured}
+    return {"strategy": strategy, "accumulation": k, "flags": flags, **blocks}
 
 
 BOTH = (1, 8)
@@ -224,17 +218,7 @@ def losses(cluster: Cluster) -> list[Row]:
     """Held-out loss before and after the same steps on the same data, for each compression; two ranks on one host."""
     _say("held-out losses")
     flags = [*flags_for(LOSS_STEPS, 2 * MICRO_BATCH, evaluated=100), "--ds_config", "none"]
-    jobs = [
-        {
-            "strategy": name,
-            "accumulation": 1,
-            "flags": [*flags, "--ddp_comm_hook", name],
-            "rates": (None,),
-            "warm_up": 0,
-            "measured": LOSS_STEPS - 1,
-        }
-        for name in COMPRESSIONS
-    ]
+    jobs = [job(name, 1, [*flags, "--ddp_comm_hook", name], (None,), 0, LOSS_STEPS - 1) for name in COMPRESSIONS]
     return [
         {
             "ddp_comm_hook": found["strategy"],
@@ -252,24 +236,21 @@ def _say(text: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = pages.command_line(__doc__)
     parser.add_argument("--quick", action="store_true", help="DDP on two hosts at two rates; writes nothing")
-    parser.add_argument("--draw", action="store_true", help="measure nothing; the page from the results that are there")
     options = parser.parse_args()
-    if not options.draw:
-        require()
+    require()
     if options.quick:
         with Cluster(2) as cluster:
             print(network_tables.table(measure(cluster, QUICK)))
         return 0
-    if not options.draw:
-        began = time.monotonic()
-        with Cluster(4) as cluster:
-            rows, learned = measure(cluster), losses(cluster)
-        where = pages.where()
-        pages.save(RESULTS / "network.csv", [row | where for row in rows])
-        pages.save(RESULTS / "network_losses.csv", [row | where for row in learned])
-        _say(f"measured in {time.monotonic() - began:.0f} s")
+    began = time.monotonic()
+    with Cluster(4) as cluster:
+        rows, learned = measure(cluster), losses(cluster)
+    where = pages.where()
+    pages.save(RESULTS / "network.csv", [row | where for row in rows])
+    pages.save(RESULTS / "network_losses.csv", [row | where for row in learned])
+    _say(f"measured in {time.monotonic() - began:.0f} s")
     pages.write(network_tables.PAGE, tables())
     network_tables.draw(pages.read(RESULTS / "network.csv"), network_tables.PAGE.with_suffix(".png"))
     return 0

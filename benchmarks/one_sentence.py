@@ -8,14 +8,13 @@ answer is of one sentence if it ended by itself, and has one (one_sentence.py be
 log-probabilities are those that the run logged of held-out pairs.
 """
 
-import argparse
 import json
 import runpy
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from benchmarks.pages import REPOSITORY, Row, machine, markdown
+from benchmarks.pages import REPOSITORY, Row, command_line, machine, markdown
 
 RECIPE = REPOSITORY / "recipes/smollm2-135m/dpo.yaml"
 PYTHON = REPOSITORY / "brigade/train/data/python_docs/heldout.jsonl"
@@ -119,7 +118,7 @@ def tables(given: dict[str, dict[str, list[Answer]]], first: Row, last: Row) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("output", type=Path, help="output directory of a run of the recipe")
     output = parser.parse_args().output
     first, last = logged(output)

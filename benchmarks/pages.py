@@ -1,6 +1,7 @@
 """Results, and the pages of docs/ that show them: people write the pages, and commands write the tables between markers.
 
     python -m benchmarks.pages             # every table anew, from the results that are committed
+    python -m benchmarks.pages states      # those of docs/evidence/states.md
     python -m benchmarks.pages --check     # 1 where a page is not what the results give
 
 A table begins at a line `<!-- table: NAME (COMMAND) -->` and ends at `<!-- end -->`. The module that COMMAND runs has a
@@ -69,6 +70,12 @@ def where() -> dict[str, str]:
     return {"machine": machine(), "versions": in_words(of_packages())}
 
 
+# ---- commands ----------------------------------------------------------------------------------------------------
+def command_line(about: str | None) -> argparse.ArgumentParser:
+    """What reads a benchmark's command line. about: the module's docstring, for --help"""
+    return argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
 # ---- pages -------------------------------------------------------------------------------------------------------
 def markdown(head: Iterable[str], lines: Iterable[Iterable[Any]]) -> str:
     """A table in Markdown."""
@@ -97,7 +104,7 @@ def command(page: Path, tables: Callable[[], dict[str, str]], about: str, argv: 
 
     about: for --help
     """
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(about)
     parser.add_argument("--check", action="store_true", help="write nothing; 1 where the page is out of date")
     check, before = parser.parse_args(argv).check, page.read_text()
     changed = (text := filled(before, tables())) != before
@@ -118,10 +125,15 @@ def from_results(page: Path) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    every = sorted(DOCS.rglob("*.md"))
+    parser = command_line(__doc__)
+    parser.add_argument(
+        "names", nargs="*", choices=[[], *(page.stem for page in every)], metavar="PAGE", help="default: all"
+    )
     parser.add_argument("--check", action="store_true", help="write nothing; 1 where a page is out of date")
     options = parser.parse_args()
-    changed = [(page, text) for page in sorted(DOCS.rglob("*.md")) if (text := from_results(page)) != page.read_text()]
+    asked = [page for page in every if not options.names or page.stem in options.names]
+    changed = [(page, text) for page in asked if (text := from_results(page)) != page.read_text()]
     for page, text in changed:
         print(f"{page.relative_to(REPOSITORY)} is not what the results give", file=sys.stderr)
         if not options.check:

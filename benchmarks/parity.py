@@ -8,7 +8,6 @@ any engine. --revision tells whether a change that should change nothing has cha
 of its own, in this environment.
 """
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import golden
-from benchmarks.pages import EVIDENCE, markdown, where, write
+from benchmarks.pages import EVIDENCE, command_line, markdown, where, write
 from testing.parity import ACCUMULATIONS, WORLD_SIZES, cases, reference_of, references, worst
 from testing.runs import LONG, run_cases
 
@@ -48,7 +47,7 @@ def compare_with(revision: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__)
     parser.add_argument("--revision", help="compare with this commit instead of writing the page")
     options = parser.parse_args()
     if options.revision:

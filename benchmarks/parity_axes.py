@@ -3,13 +3,11 @@
     python -m benchmarks.parity_axes                            # all axes at 2, 4 and 8 ranks -> docs/evidence/parity.md
     python -m benchmarks.parity_axes --only tensor --ranks 4    # only these; the rows of the others stay
     python -m benchmarks.parity_axes --missing                  # only what has no row yet
-    python -m benchmarks.parity_axes --draw                     # the tables from the results that are there
 
 The cases are those of parity_cases.py, as the tests of ranks build them. Every strategy has a group of processes of its own:
 DeepSpeed keeps AutoTP's groups of ranks for all later runs of a process.
 """
 
-import argparse
 import itertools
 import tempfile
 import time
@@ -131,19 +129,18 @@ def tables() -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = pages.command_line(__doc__)
     parser.add_argument("--only", choices=PLAN, nargs="+", default=list(PLAN), help="measure only these axes")
     parser.add_argument(
         "--ranks", type=int, choices=RANKS, nargs="+", default=list(RANKS), help="only on so many ranks"
     )
-    parser.add_argument("--draw", action="store_true", help="measure nothing; write the tables from the results")
     parser.add_argument("--missing", action="store_true", help="measure only what has no row of results yet")
     parser.add_argument(
         "--strategies", choices=NAMES.values(), nargs="+", default=[*NAMES.values()], help="only under these"
     )
     options = parser.parse_args()
     versions = pages.where()["versions"]
-    for axis, ranks in itertools.product(() if options.draw else options.only, options.ranks):
+    for axis, ranks in itertools.product(options.only, options.ranks):
         earlier = pages.read(RESULTS) if RESULTS.exists() else []
         there = set(map(key, earlier)) if options.missing else set()
         found = [row | {"versions": versions} for row in measure(axis, ranks, options.strategies, there)]

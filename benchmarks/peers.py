@@ -3,13 +3,11 @@
     python -m benchmarks.peers                  # five rounds of all five, alternating (about half an hour)
     python -m benchmarks.peers --ablation       # ours with each choice made otherwise in turn
     python -m benchmarks.peers --smollm2        # a real model by LoRA: the losses of ours and of TRL's, and how fast
-    python -m benchmarks.peers --draw           # docs/evidence/speed.md from the results that are there
 
 The same model, weights, dialogues, tokenizer, template, precision, length limit, optimizer and threads for all; one
 process; every run in a fresh one. Rows go to benchmarks/results/peers.jsonl. The peers live in .venv/peers.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -279,7 +277,7 @@ def prepare_peers() -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = pages.command_line(__doc__)
     parser.add_argument("--pairs", type=int, default=5, help="rounds; a figure is their median (default: 5)")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"measured steps of a run (default: {STEPS})")
     kinds = parser.add_mutually_exclusive_group()
@@ -289,13 +287,11 @@ def main() -> int:
     )
     every = dict.fromkeys(name for names in KINDS.values() for name in names)
     parser.add_argument("--only", nargs="+", choices=every, help="only these runs of that kind; writes no page")
-    parser.add_argument("--draw", action="store_true", help="measure nothing; the page from the results that are there")
     options = parser.parse_args()
-    if not options.draw:
-        kind = "ablation" if options.ablation else "smollm2" if options.smollm2 else "peers"
-        if unknown := set(options.only or []) - {*KINDS[kind]}:
-            parser.error(f"--only {' '.join(sorted(unknown))}: no run of {command(kind, options.pairs, options.steps)}")
-        measure(kind, options.only or [], options.pairs, options.steps)
+    kind = "ablation" if options.ablation else "smollm2" if options.smollm2 else "peers"
+    if unknown := set(options.only or []) - {*KINDS[kind]}:
+        parser.error(f"--only {' '.join(sorted(unknown))}: no run of {command(kind, options.pairs, options.steps)}")
+    measure(kind, options.only or [], options.pairs, options.steps)
     if not options.only:
         pages.write(peers_tables.PAGE, tables())
     return 0

@@ -6,12 +6,11 @@
 `docs/run.svg` is made of a run's own output (benchmarks/picture.py), the others of docs/ by the benchmarks that measure them.
 """
 
-import argparse
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import communication, network_tables, pages, states
+from benchmarks import bubble_tables, communication, local_steps_tables, network_tables, pages, states
 from benchmarks.pages import DOCS, EVIDENCE, REPOSITORY, RESULTS
 from brigade.__main__ import main as brigade
 
@@ -75,11 +74,13 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "network": network,
     "states": lambda path: states.draw(pages.read(states.RESULTS), path),
     "communication": lambda path: communication.draw(pages.read(communication.RESULTS), path),
+    "pipeline": lambda path: bubble_tables.draw(pages.read(bubble_tables.RESULTS), path),
+    "local-training": lambda _: local_steps_tables.draw(),
 }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = pages.command_line(__doc__)
     parser.add_argument("names", nargs="*", choices=[[], *PICTURES], metavar="NAME", help=f"of {', '.join(PICTURES)}")
     for name in parser.parse_args().names or PICTURES:
         path = (DOCS if name == "page" else EVIDENCE) / f"{name}.png"

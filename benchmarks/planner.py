@@ -8,7 +8,6 @@ The tables lie in benchmarks/data/ with their sources. One number per GPU kind i
 their best that products reach in training. Everything else is counted, or published by others (planner-accuracy.md).
 """
 
-import argparse
 import os
 import re
 from pathlib import Path
@@ -20,7 +19,7 @@ from brigade.plan.costs.estimate import factors, time_group
 from brigade.plan.hardware import calibration
 
 from . import loading
-from .pages import EVIDENCE, REPOSITORY, filled, markdown
+from .pages import EVIDENCE, REPOSITORY, command_line, filled, markdown
 from .planner_hosts import disk_table, memory_table
 from .planner_intervals import groups, of_hosts, other_programs, within
 from .planner_rows import CHIPS, TABLES, _estimate, best, fit, left_out, memory_error, runs, speed_error
@@ -163,7 +162,7 @@ def catalogue(sustained: dict[str, float]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument(
         "--check", action="store_true", help="write nothing; 1 where a file is not what the tables give"
     )

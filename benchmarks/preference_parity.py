@@ -5,13 +5,12 @@
 The cases are those of testing/preferences.py; those of one world size share one process group.
 """
 
-import argparse
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages import EVIDENCE, markdown, where, write
+from benchmarks.pages import EVIDENCE, command_line, markdown, where, write
 from brigade.train.recipe import objectives
 from testing.preferences import (
     ADAPTERS,
@@ -75,7 +74,7 @@ def cell(differences: dict[str, float] | None, figures: Sequence[str] = FIGURES)
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None).parse_args()
+    command_line(__doc__).parse_args()
     singles, further = [Case(form) for form in FORMS], adapted()
     cases = [*singles, *by_strategy(), *by_variant(), *further, *map(against, further)]
     with tempfile.TemporaryDirectory() as folder:

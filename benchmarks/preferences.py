@@ -14,7 +14,6 @@ ORPO and SFT go into results and the page, but not with --losses and --tiny. Not
 (benchmarks/peers.py). Where TRL computes something else than the papers is told in docs/evidence/preferences.md.
 """
 
-import argparse
 import json
 import multiprocessing
 import random
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import peers, side_by_side
-from benchmarks.pages import EVIDENCE, REPOSITORY, RESULTS, Row, machine, markdown, read, write
+from benchmarks.pages import EVIDENCE, REPOSITORY, RESULTS, Row, command_line, machine, markdown, read, write
 from testing.command_line import as_flags
 
 WORK = REPOSITORY / "outputs" / "preferences"
@@ -329,7 +328,7 @@ def measure(name: str, programs: list[str], rounds: int, patient: bool, tiny: bo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument(
         "--only",
         nargs="+",

@@ -2,10 +2,8 @@
 
 python -m benchmarks.preflight              # measures (root) -> benchmarks/results/preflight.csv, docs/evidence/preflight.md
 python -m benchmarks.preflight --only NAME  # only these faults; the others' rows stay
-python -m benchmarks.preflight --draw       # the page's tables from the results that are there
 """
 
-import argparse
 import statistics
 from typing import Any
 
@@ -130,19 +128,17 @@ def tables() -> dict[str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = pages.command_line(__doc__)
     names = ["sound", *(fault.name for fault in INJECTED)]
-    parser.add_argument("--draw", action="store_true", help="only write the page")
     parser.add_argument("--times", type=int, default=3, help="attempts per fault (default: 3)")
     parser.add_argument("--only", nargs="*", choices=names, help="only these faults; the others' rows stay")
     options = parser.parse_args()
-    if not options.draw:
-        require()
-        rows: list[dict[str, str]] = []
-        try:
-            measure(options.times, options.only or names, rows)
-        finally:
-            pages.replace(RESULTS, rows, "fault")
+    require()
+    rows: list[dict[str, str]] = []
+    try:
+        measure(options.times, options.only or names, rows)
+    finally:
+        pages.replace(RESULTS, rows, "fault")
     pages.write(PAGE, tables())
     return 0
 

@@ -7,11 +7,10 @@ Undisturbed runs of 14 steps leave checkpoints after 4; every cell goes on from 
 Runs on as many ranks share one process group. What a run would refuse is asked of its own check, and the reason written down.
 """
 
-import argparse
 import tempfile
 from pathlib import Path
 
-from benchmarks.pages import EVIDENCE, markdown, where, write
+from benchmarks.pages import EVIDENCE, command_line, markdown, where, write
 from brigade.errors import UserError
 from brigade.train.checkpoint import compatibility
 from brigade.train.host.cluster import World
@@ -80,7 +79,7 @@ def measure(cells: list[Resume], folder: Path) -> dict[Resume, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__)
     parser.add_argument("--only", choices=CELLS, nargs="+", default=list(CELLS), help="only these tables")
     asked = parser.parse_args().only
     with tempfile.TemporaryDirectory() as name:

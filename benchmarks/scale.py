@@ -8,7 +8,6 @@ checkpoint, after as many logged lines; parameters: the first and the second che
 whole, Python's own start included; memory is the largest process's.
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -132,7 +131,7 @@ def tables() -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = pages.command_line(__doc__)
     parser.add_argument("curves", nargs="*", choices=[*CURVES, []], help="default: all")
     wanted = parser.parse_args().curves or list(CURVES)
     before = pages.read(RESULTS) if RESULTS.exists() else []

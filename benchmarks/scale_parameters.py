@@ -9,13 +9,12 @@ import json
 import os
 import shutil
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from testing.ranks import run_ranks
+from testing.on_ranks import on_ranks
 from testing.runs import write_inputs
 
 from . import pages
@@ -72,10 +71,7 @@ def runs_of(shared: list[str], folder: Path, strategy: str) -> pages.Row:
     output = folder / "run"
     flags = [*shared, *STRATEGIES[strategy], "--output_dir", str(output)]
     began = time.time()
-    done = run_ranks("benchmarks.scale_parameters", json.dumps(flags), ranks=RANKS, timeout=900)
-    if done.returncode:
-        raise RuntimeError(f"{strategy}: exit code {done.returncode}:\n{done.stderr[-4000:]}")
-    ranks = [json.loads((output / f"took-{rank}.json").read_text()) for rank in range(RANKS)]
+    ranks = on_ranks(_took, flags, ranks=RANKS)
     first, second = events.read(output, "checkpoint")[-2:]
     shutil.rmtree(output)
     os.sync()  # what is left of it in the system's cache would have to go when the next run wants memory
@@ -88,7 +84,7 @@ def runs_of(shared: list[str], folder: Path, strategy: str) -> pages.Row:
     return row | {f"{key}_cpu_s": sum(rank[key] for rank in ranks) for key in ("start", "save_1", "save_2")}
 
 
-def _work(flags: list[str]) -> None:
+def _took(flags: list[str]) -> dict[str, float]:
     """One rank."""
     from transformers import TrainerCallback
 
@@ -113,11 +109,5 @@ def _work(flags: list[str]) -> None:
                 time.sleep(0.05)
 
     Checkpoints.save = timed  # type: ignore[method-assign]
-    trainer = train.main(flags, callbacks=(Watches(),))
-    Path(trainer.args.output_dir, f"took-{os.environ['RANK']}.json").write_text(json.dumps(took))
-
-
-if __name__ == "__main__":
-    from brigade.train.distributed.ranks import run_to_the_end
-
-    run_to_the_end(lambda: _work(json.loads(sys.argv[1])))
+    train.main(flags, callbacks=(Watches(),))
+    return took

@@ -3,13 +3,11 @@
     python -m benchmarks.soak                 # 30 minutes (root) -> benchmarks/results/soak.csv, docs/evidence/soak.md
     python -m benchmarks.soak --minutes 3 --seed 7 --print
     python -m benchmarks.soak --steps 3400    # on a machine whose speed changes meanwhile
-    python -m benchmarks.soak --draw          # the page from the results that are there
 
 First the same run undisturbed, whose losses the struck one must have. Launch runs on a fourth host, as on a login node; it
 is suspended now and then, too. Ends with 1 where the run does not reach its last step, or reaches another loss.
 """
 
-import argparse
 import json
 import math
 import os
@@ -286,24 +284,22 @@ def tables() -> dict[str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = pages.command_line(__doc__)
     parser.add_argument("--minutes", type=float, default=30, help="how long it is struck (default: 30)")
     parser.add_argument("--seed", type=int, default=0, help="of the faults (default: 0)")
     parser.add_argument("--steps", type=int, help="of the run (default: as the machine's speed at the start says)")
     parser.add_argument("--print", action="store_true", help="print the time line, and leave the page as it is")
-    parser.add_argument("--draw", action="store_true", help="only write the page")
     options = parser.parse_args()
-    if not options.draw:
-        require()
-        try:
-            rows = soak(options.minutes, options.seed, options.steps)
-        except RuntimeError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
-        if options.print:
-            print(table([{key: str(value) for key, value in row.items()} for row in rows]))
-            return 0
-        pages.save(RESULTS, rows)
+    require()
+    try:
+        rows = soak(options.minutes, options.seed, options.steps)
+    except RuntimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if options.print:
+        print(table([{key: str(value) for key, value in row.items()} for row in rows]))
+        return 0
+    pages.save(RESULTS, rows)
     pages.write(PAGE, tables())
     return 0
 

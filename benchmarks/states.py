@@ -1,19 +1,18 @@
 """Model states per rank: the bytes of the tensors that each rank holds, beside the formulas.
 
     python -m benchmarks.states            # measures -> benchmarks/results/states.csv, docs/evidence/states.*
-    python -m benchmarks.states --draw     # the page from the results that are there
 
 Each case is two steps of train.py on a Llama of 3.95 million parameters with AdamW, two micro-batches per step.
 Cases of one world size share one process group. No GPU is needed: the tensors are the same.
 """
 
-import argparse
 import contextlib
 import io
 import itertools
 import json
 import math
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from benchmarks import pages
 from benchmarks.pages import EVIDENCE, Row, markdown
 from brigade.train.strategy.state_bytes import cut_parameters, model_states
 from testing.command_line import as_flags
-from testing.ranks import run_ranks
+from testing.on_ranks import on_ranks
 from testing.runs import forget, write_inputs
 
 RESULTS = pages.RESULTS / "states.csv"
@@ -29,6 +28,7 @@ PAGE = EVIDENCE / "states.md"
 WORLD_SIZES = (1, 2, 4, 8)
 GLOBAL_BATCH = 16
 PARTS = ("parameters", "gradients", "optimizer")
+CELLS = (*PARTS, "total", "formula", "difference")
 MODEL = {
     "hidden_size": 256,
     "intermediate_size": 688,
@@ -68,37 +68,30 @@ def prepare(folder: Path) -> list[str]:
 
 def measure(world_size: int, folder: Path, timeout: float = 1200) -> list[Row]:
     """All cases of one world size, in one process group."""
-    job = folder / "job.json"
-    job.write_text(json.dumps({"shared": prepare(folder), "folder": str(folder)}))
-    done = run_ranks("benchmarks.states", "--job", str(job), ranks=world_size, timeout=timeout)
-    if not (folder / "rows.json").exists():
-        raise RuntimeError(f"{world_size} ranks left no results (exit code {done.returncode}):\n{done.stderr[-4000:]}")
-    return json.loads((folder / "rows.json").read_text())
+    return on_ranks(_rows, prepare(folder), str(folder), ranks=world_size, timeout=timeout)[0]
 
 
-def _work(job: Path) -> None:
+def _rows(shared: list[str], folder: str) -> list[Row]:
     """One rank: run every case through train.py itself."""
     import train
     from brigade.train.distributed import ranks
     from brigade.train.host.cluster import world_from_environment
     from brigade.train.watch.measured_states import StateBytes
 
-    todo, world, rows = json.loads(job.read_text()), world_from_environment(), []
+    world, rows = world_from_environment(), []
     for (name, (kind, flags)), half in itertools.product(STRATEGIES.items(), (False, True)):
         counter = StateBytes()
-        output = Path(todo["folder"]) / "outputs" / f"{name}-{half}"
         micro_batch = GLOBAL_BATCH // world.size // MICRO_BATCHES
-        flags = flags + as_flags(bf16=half, output_dir=str(output), per_device_train_batch_size=micro_batch)
+        output = f"{folder}/outputs/{name}-{half}"
+        flags = flags + as_flags(bf16=half, output_dir=output, per_device_train_batch_size=micro_batch)
         with contextlib.redirect_stdout(io.StringIO()):
-            trainer = train.main([*todo["shared"], *flags], callbacks=(counter,))
+            trainer = train.main([*shared, *flags], callbacks=(counter,))
         forget(trainer)
         del trainer
         assert counter.states is not None
         held = ranks.gather([getattr(counter.states, part) for part in PARTS])
         rows.append(_row(name, kind, half, held, [math.prod(shape) for shape in counter.states.shapes]))
-    if world.is_main_rank:
-        (Path(todo["folder"]) / ".rows.json").write_text(json.dumps(rows))
-        (Path(todo["folder"]) / ".rows.json").rename(Path(todo["folder"]) / "rows.json")
+    return rows
 
 
 def _row(name: str, kind: str, half: bool, held: list[list[int]], sizes: list[int]) -> Row:
@@ -113,25 +106,39 @@ def _row(name: str, kind: str, half: bool, held: list[list[int]], sizes: list[in
         "model_parameters": sum(sizes),
         "fullest_rank": rank,
     }
-    row |= {f"{part}_measured": size for part, size in zip(PARTS, held[rank], strict=True)}
+    return row | beside_formula(held[rank], formula) | {"least_total_measured": min(map(sum, held))}
+
+
+def beside_formula(held: list[int], formula: Any) -> Row:
+    """Return a row's figures of one rank. held: bytes of each of PARTS; formula: the same, and their total, as attributes"""
+    row: Row = {f"{part}_measured": size for part, size in zip(PARTS, held, strict=True)}
     row |= {f"{part}_formula": round(getattr(formula, part)) for part in PARTS}
-    row |= {"total_measured": sum(held[rank]), "total_formula": round(formula.total)}
-    row["difference_percent"] = round(100 * (row["total_measured"] / formula.total - 1), 3)
-    return row | {"least_total_measured": min(map(sum, held))}
+    row |= {"total_measured": sum(held), "total_formula": round(formula.total)}
+    return row | {"difference_percent": round(100 * (sum(held) / formula.total - 1), 3)}
 
 
 # ---- the page ----------------------------------------------------------------------------------------------------
 def table(rows: list[Row]) -> str:
     """Bytes per parameter of the model, on the rank that holds most: measured, and by how much the formula is off."""
-    lines = []
-    for row in rows:
-        count = int(row["model_parameters"])
-        figures = [int(row[f"{part}_measured"]) / count for part in (*PARTS, "total")]
-        figures.append(int(row["total_formula"]) / count)
-        cells = (f"{figure:.2f}" for figure in figures)
-        difference = f"{float(row['difference_percent']):+.2f} %"
-        lines.append([row["precision"], row["strategy"], row["world_size"], *cells, difference])
-    return markdown(["precision", "strategy", "ranks", *PARTS, "total", "formula", "difference"], lines)
+    lines = [[row["precision"], row["strategy"], row["world_size"], *cells(row)] for row in rows]
+    return markdown(["precision", "strategy", "ranks", *CELLS], lines)
+
+
+def cells(row: Row) -> list[str]:
+    """Return CELLS of a row: bytes per parameter, and how far the formula is off."""
+    keys = (*(f"{part}_measured" for part in (*PARTS, "total")), "total_formula")
+    figures = [f"{int(row[key]) / int(row['model_parameters']):.2f}" for key in keys]
+    return [*figures, f"{float(row['difference_percent']):+.2f} %"]
+
+
+def largest_difference(rows: list[Row], name: Callable[[Row], str]) -> str:
+    """Say how far the formula is off at most, and where rows were measured. name: of a row"""
+    worst = max(rows, key=lambda row: abs(float(row["difference_percent"])))
+    difference = f"{abs(float(worst['difference_percent'])):.2f} % ({name(worst)})"
+    return (
+        f"Largest difference between formula and measurement: {difference}.\n\n"
+        f"Measured on: {rows[0]['machine']}; {rows[0]['versions']}."
+    )
 
 
 def savings() -> str:
@@ -200,36 +207,21 @@ def draw(rows: list[Row], path: Path) -> None:
 
 def tables() -> dict[str, str]:
     rows = pages.read(RESULTS)
-    worst = max(rows, key=lambda row: abs(float(row["difference_percent"])))
-    measured = (
-        f"Largest difference between formula and measurement: {abs(float(worst['difference_percent'])):.2f} % "
-        f"({worst['strategy']}, {worst['precision']}, {worst['world_size']} ranks).\n\n"
-        f"Measured on: {rows[0]['machine']}; {rows[0]['versions']}."
-    )
+    measured = largest_difference(rows, "{strategy}, {precision}, {world_size} ranks".format_map)
     return {"states": table(rows), "savings": savings(), "measured": measured}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--draw", action="store_true", help="measure nothing; draw the page from the results that are there"
-    )
-    options = parser.parse_args()
-    if options.job:
-        from brigade.train.distributed import ranks
-
-        ranks.run_to_the_end(lambda: _work(options.job))
-    if not options.draw:
-        rows: list[Row] = []
-        for world_size in WORLD_SIZES:
-            print(f"{world_size} ranks ...", flush=True)
-            with tempfile.TemporaryDirectory() as folder:
-                rows += measure(world_size, Path(folder))
-        order = {name: place for place, name in enumerate(STRATEGIES)}
-        rows.sort(key=lambda row: (row["precision"], order[row["strategy"]], row["world_size"]))
-        where = pages.where()
-        pages.save(RESULTS, [row | where for row in rows])
+    pages.command_line(__doc__).parse_args()
+    rows: list[Row] = []
+    for world_size in WORLD_SIZES:
+        print(f"{world_size} ranks ...", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            rows += measure(world_size, Path(folder))
+    order = {name: place for place, name in enumerate(STRATEGIES)}
+    rows.sort(key=lambda row: (row["precision"], order[row["strategy"]], row["world_size"]))
+    where = pages.where()
+    pages.save(RESULTS, [row | where for row in rows])
     pages.write(PAGE, tables())
     draw(pages.read(RESULTS), PAGE.with_suffix(".png"))
 

@@ -3,13 +3,11 @@
     python -m benchmarks.states_axes                    # measures -> benchmarks/results/states_axes.csv, docs/evidence/states.md
     python -m benchmarks.states_axes --only pipeline    # only these cases; the rows of the others stay
     python -m benchmarks.states_axes --missing          # only what has no row yet
-    python -m benchmarks.states_axes --draw             # the tables from the results that are there
 
 As states.py: two steps of train.py in bf16 with AdamW, two micro-batches each. The formula is what the planner makes of the run
 itself: its recipe, strategy and ranks, as a Job (planner/choice/job_of_run.py), stage by stage.
 """
 
-import argparse
 import contextlib
 import io
 import json
@@ -26,7 +24,7 @@ from benchmarks.parity_cases import NAMES, Plan, axes_of, order, sizes_of
 from benchmarks.states import GLOBAL_BATCH, MICRO_BATCHES, PARTS
 from testing import axes
 from testing.command_line import as_flags
-from testing.ranks import run_ranks
+from testing.on_ranks import on_ranks
 from testing.runs import forget
 
 RESULTS = pages.RESULTS / "states_axes.csv"
@@ -115,57 +113,52 @@ def measure(axis: str, there: Container[tuple[str, ...]] = (), timeout: float = 
             continue
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            job = {"shared": states.prepare(folder), "folder": name, "axis": axis, "kind": kind, "cases": cases}
+            shared = states.prepare(folder)
             for model, changes in MODELS.items():
                 (folder / model).mkdir()
                 config = json.loads((folder / "model" / "config.json").read_text()) | changes
                 (folder / model / "config.json").write_text(json.dumps(config))
-            (folder / "job.json").write_text(json.dumps(job))
-            done = run_ranks("benchmarks.states_axes", "--job", f"{name}/job.json", ranks=ranks, timeout=timeout)
-            if not (folder / "rows.json").exists():
-                raise RuntimeError(f"{axis}, {kind}, {ranks} ranks left no results:\n{done.stderr[-4000:]}")
-            rows += json.loads((folder / "rows.json").read_text())
+            given = (shared, name, axis, kind, cases)
+            rows += on_ranks(_rows, *given, ranks=ranks, timeout=timeout)[0]
         print(f"{axis}, {ranks} ranks, {kind}: {len(cases)} cases", flush=True)
     return rows
 
 
-def _work(job: Path) -> None:
+def _rows(shared: list[str], folder: str, axis: str, kind: str, cases: list[list[str]]) -> list[Row]:
     """One rank: run every case through train.py itself."""
     import train
     from brigade.train.distributed import ranks
     from brigade.train.host.cluster import world_from_environment
     from brigade.train.watch.measured_states import StateBytes, States
 
-    todo, world, rows = json.loads(job.read_text()), world_from_environment(), []
-    for divided, model in todo["cases"]:
+    world, rows = world_from_environment(), list[Row]()
+    for divided, model in cases:
         counter = StateBytes()
         data = axes_of(sizes_of(divided)).data(world.size)
         base, _, adapters = model.partition("+")
         flags = as_flags(
             **LORA if adapters else {},
             bf16=True,
-            model_name_or_path=f"{todo['folder']}/{base}",
-            output_dir=f"{todo['folder']}/outputs/{divided}-{model}",
+            model_name_or_path=f"{folder}/{base}",
+            output_dir=f"{folder}/outputs/{divided}-{model}",
             per_device_train_batch_size=GLOBAL_BATCH // data // MICRO_BATCHES,
         )
         with contextlib.redirect_stdout(io.StringIO()):
-            words = [*todo["shared"], *strategy(todo["kind"], divided), *flags]
+            words = [*shared, *strategy(kind, divided), *flags]
             trainer = train.main(words, callbacks=(counter,))
         run, config = trainer.run, trainer.model.config.to_dict()
         forget(trainer)
         del trainer
         held = [States(**values) for values in ranks.gather(vars(counter.states))]
         of = {
-            "axis": todo["axis"],
+            "axis": axis,
             "ranks": world.size,
             "divided": divided,
-            "strategy": NAMES[todo["kind"]],
+            "strategy": NAMES[kind],
             "model": model,
         }
         rows += [of | row for row in compared(run, config, held)]
-    if world.is_main_rank:
-        (job.parent / ".rows.json").write_text(json.dumps(rows))
-        (job.parent / ".rows.json").rename(job.parent / "rows.json")
+    return rows
 
 
 def compared(run: Any, config: dict[str, Any], held: list[Any]) -> list[Row]:
@@ -181,10 +174,7 @@ def compared(run: Any, config: dict[str, Any], held: list[Any]) -> list[Row]:
         rank = max(of_stage, key=lambda rank: held[rank].total)
         formula = _formula(job, stage, run.strategy, rank, held[rank].shapes)
         row: Row = {"stage": stage.place, "model_parameters": job.shape.parameters, "fullest_rank": rank}
-        row |= {f"{part}_measured": getattr(held[rank], part) for part in PARTS}
-        row |= {f"{part}_formula": round(getattr(formula, part)) for part in PARTS}
-        row |= {"total_measured": held[rank].total, "total_formula": round(formula.total)}
-        row["difference_percent"] = round(100 * (held[rank].total / formula.total - 1), 3)
+        row |= states.beside_formula([getattr(held[rank], part) for part in PARTS], formula)
         rows.append(row | {"least_total_measured": min(held[other].total for other in of_stage)})
     return rows
 
@@ -212,42 +202,25 @@ def table(rows: list[Row]) -> str:
     """Bytes per parameter of the model, on the rank of a stage that holds most, and by how much the formula is off."""
     lines = []
     for row in rows:
-        count = int(row["model_parameters"])
-        figures = [int(row[f"{part}_measured"]) / count for part in (*PARTS, "total")]
-        figures.append(int(row["total_formula"]) / count)
         stage = row["stage"] if "pipeline" in row["divided"] else "-"
-        cells = (f"{figure:.2f}" for figure in figures)
-        difference = f"{float(row['difference_percent']):+.2f} %"
         model = row["model"].replace("+lora", ", LoRA")
-        lines.append([row["ranks"], row["divided"], row["strategy"], model, stage, *cells, difference])
-    head = ["ranks", "divided", "strategy", "model", "stage", *PARTS, "total", "formula", "difference"]
-    return markdown(head, lines)
+        lines.append([row["ranks"], row["divided"], row["strategy"], model, stage, *states.cells(row)])
+    return markdown(["ranks", "divided", "strategy", "model", "stage", *states.CELLS], lines)
 
 
 def tables() -> dict[str, str]:
     rows = pages.read(RESULTS)
-    worst = max(rows, key=lambda row: abs(float(row["difference_percent"])))
-    measured = (
-        f"Largest difference between formula and measurement: {abs(float(worst['difference_percent'])):.2f} % "
-        f"({worst['divided']}, {worst['strategy']}, {worst['model']}).\n\n"
-        f"Measured on: {rows[0]['machine']}; {rows[0]['versions']}."
-    )
+    measured = states.largest_difference(rows, "{divided}, {strategy}, {model}".format_map)
     return {"states-axes": table(rows), "states-axes-measured": measured}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
+    parser = pages.command_line(__doc__)
     parser.add_argument("--only", choices=PLAN, nargs="+", default=list(PLAN), help="measure only these axes")
     parser.add_argument("--missing", action="store_true", help="measure only what has no row of results yet")
-    parser.add_argument("--draw", action="store_true", help="measure nothing; write the tables from the results")
     options = parser.parse_args()
-    if options.job:
-        from brigade.train.distributed import ranks
-
-        ranks.run_to_the_end(lambda: _work(options.job))
     where = pages.where()
-    for axis in () if options.draw else options.only:
+    for axis in options.only:
         kept = pages.read(RESULTS) if RESULTS.exists() else []
         kept = kept if options.missing else [row for row in kept if row["axis"] != axis]
         there = {(row["divided"], row["strategy"], row["model"]) for row in kept}

@@ -1,10 +1,8 @@
 """Activations and logits: the formulas of brigade/plan beside a trace of the models' own code. No GPU is needed, or used.
 
 python -m benchmarks.traced            # traces -> benchmarks/results/traced.jsonl, docs/evidence/traced.md
-python -m benchmarks.traced --draw     # the page from the results that are there
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Iterator
@@ -130,10 +128,8 @@ def _most(row: Row, engine: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draw", action="store_true", help="only write the page")
-    if not parser.parse_args().draw:
-        pages.save(RESULTS, list(rows()))
+    pages.command_line(__doc__).parse_args()
+    pages.save(RESULTS, list(rows()))
     pages.write(PAGE, tables())
 
 

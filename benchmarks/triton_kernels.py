@@ -23,7 +23,7 @@ import torch
 from brigade.kernels.compare import FACTORS, FLOORS, HALF, ROUNDOFF
 
 from . import triton_compiler, triton_interpreter
-from .pages import EVIDENCE, RESULTS, Row, markdown, read, save, write
+from .pages import EVIDENCE, RESULTS, Row, command_line, markdown, read, save, write
 
 ALLOWED = {"forward": "logits", "gradient": "gradients", "bias": "bias"}  # as docs/evidence/kernels.md allows
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -223,7 +223,7 @@ def tables() -> dict[str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--only", help="one operation, as the tables name it")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)

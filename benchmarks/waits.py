@@ -1,13 +1,11 @@
 """How often the host waits for the device in a step, by strategy and by line, on fake GPUs (testing/fake_gpu/).
 
     python -m benchmarks.waits             # runs the lane's cases -> benchmarks/results/waits.jsonl and the pages
-    python -m benchmarks.waits --draw      # docs/evidence/fake-gpu.md and docs/evidence/waits.md from the results that are there
 
 Each case is that of testing/gpu_lane.py: two micro-steps in a step, a line of the log after each. The third step is counted, on
 every rank. ZeRO is also run with DeepSpeed's throughput timer, which DeepSpeed turns on where nobody turns it off.
 """
 
-import argparse
 import json
 import tempfile
 from pathlib import Path
@@ -122,11 +120,9 @@ def in_a_step(row: Row | None) -> str:
     return f"{total(row['waits'], row['micro_steps']):g}" if row else ""
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draw", action="store_true", help="draw the pages from the results that are there")
-    if not parser.parse_args(argv).draw:
-        pages.save(RESULTS, measure())
+def main() -> None:
+    pages.command_line(__doc__).parse_args()
+    pages.save(RESULTS, measure())
     found = tables()
     for page, names in PAGES.items():
         pages.write(page, {name: found[name] for name in names})

@@ -2,7 +2,6 @@
 
     python -m benchmarks.watching            # measures -> benchmarks/results/watching.csv, the table in docs/evidence/watching.md
     python -m benchmarks.watching --parts    # only the parts, in seconds
-    python -m benchmarks.watching --draw     # the table from the results that are there
 
 One process trains a tiny model as a launched rank does. Blocks of BLOCK steps with the heartbeat and the thread alternate with
 blocks without either; which goes first alternates too. The figure is the mean over pairs of blocks of the difference of their
@@ -10,7 +9,6 @@ medians, with its 95 % interval (t). The other rows are processor time of the pa
 and both as often as a step of STEP seconds has them.
 """
 
-import argparse
 import itertools
 import os
 import statistics
@@ -163,14 +161,12 @@ def tables() -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draw", action="store_true", help="only write the page")
+    parser = pages.command_line(__doc__)
     parser.add_argument("--parts", action="store_true", help="measure only the parts; the run's row stays")
     options = parser.parse_args()
-    if not options.draw:
-        rows = measure(PARTS)
-        of_run = [row for row in pages.read(RESULTS) if row["what"] in RUN] if RESULTS.exists() else []
-        pages.save(RESULTS, rows + (of_run if options.parts else measure(RUN)))
+    rows = measure(PARTS)
+    of_run = [row for row in pages.read(RESULTS) if row["what"] in RUN] if RESULTS.exists() else []
+    pages.save(RESULTS, rows + (of_run if options.parts else measure(RUN)))
     pages.write(PAGE, tables())
 
 

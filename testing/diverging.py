@@ -1,8 +1,6 @@
 """Runs in which one rank goes astray after a step, and the worker of their groups."""
 
-import json
 import os
-import sys
 from pathlib import Path
 
 import torch
@@ -13,7 +11,7 @@ from brigade.train.distributed import ranks
 from brigade.train.run import on_disk
 
 from . import parity, runs
-from .ranks import run_ranks
+from .on_ranks import on_ranks
 
 STEPS, SAVED = 4, 2
 STRATEGIES = parity.STRATEGIES | {
@@ -57,17 +55,17 @@ class Astray(TrainerCallback):
             state.epoch += 1
 
 
-def work(folder):
-    """What each case of the folder raised, as {name: {"said", "whose", "hosts", "code", "step", "checkpoints"}}."""
-    caught = []
+def work(folder, cases):
+    """What each case raised, as {name: {"said", "whose", "hosts", "code", "checkpoints"}}."""
+    caught, raised = [], {}
 
     def fail(error, *_):
         caught.append(error)
         raise error
 
     train.ranks.fail = fail
-    for name, case in json.loads((folder / "cases.json").read_text()).items():
-        output, found = folder / "outputs" / name, {}
+    for name, case in cases.items():
+        output, found = Path(folder, "outputs", name), {}
         try:
             trainer = train.main([*case["flags"], "--output_dir", str(output)], callbacks=(Astray(*case["astray"]),))
             runs.forget(trainer)
@@ -76,10 +74,9 @@ def work(folder):
                 raise
             found = {"said": str(error), **{key: getattr(error, key, None) for key in ("whose", "hosts", "code")}}
         caught.clear()
-        found["checkpoints"] = sorted(on_disk.whole_checkpoints(output))
-        if int(os.environ["RANK"]) == 0:
-            (folder / f"{name}.json").write_text(json.dumps(found))
+        raised[name] = found | {"checkpoints": sorted(on_disk.whole_checkpoints(output))}
         ranks.barrier()
+    return raised
 
 
 def run_group(folder, cases, size):
@@ -90,11 +87,4 @@ def run_group(folder, cases, size):
     )
     shared += ["--max_grad_norm", "1", "--per_device_train_batch_size", "2"]
     todo = {name: {"flags": [*shared, *STRATEGIES[of]], "astray": rest} for name, (of, *rest) in cases.items()}
-    (folder / "cases.json").write_text(json.dumps(todo))
-    done = run_ranks("testing.diverging", str(folder), ranks=size, timeout=900)
-    assert not done.returncode, done.stdout[-2000:] + done.stderr[-4000:]
-    return {name: json.loads((folder / f"{name}.json").read_text()) for name in cases}
-
-
-if __name__ == "__main__":
-    ranks.run_to_the_end(lambda: work(Path(sys.argv[1])))
+    return on_ranks(work, str(folder), todo, ranks=size)[0]

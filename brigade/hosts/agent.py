@@ -65,14 +65,13 @@ class Agent(Probes):
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._leave, reader, f"its agent got {number.name}")
         self._background(self._beat(reader))
-        handlers = self._handlers()
         self.writer.write(b"\n")  # a start-up file may have printed without a line's end
         self.say("hello", **look_around())
         try:
             while line := await reader.readline():
                 self.hearing.hear()
                 order = json.loads(line)
-                handler = handlers[order.pop("do")]
+                handler = getattr(self, f"do_{order.pop('do')}")
                 self._background(self._answer(handler, order.pop("id", None), order))
         finally:
             if self.why:
@@ -115,26 +114,7 @@ class Agent(Probes):
             self.orders.pause_reading()  # asyncio's reader may be given nothing more after its end
         reader.feed_eof()
 
-    def _handlers(self) -> dict[str, Handler]:
-        """The method that obeys each order of the other end."""
-        return {
-            "beat": self.do_beat,
-            "files": self.do_files,
-            "progress": self.do_progress,
-            "usage": self.do_usage,
-            "clean": self.do_clean,
-            "check": self.do_check,
-            "probe": self.do_probe,
-            "release": self.do_release,
-            "listen": self.do_listen,
-            "reach": self.do_reach,
-            "start": self.do_start,
-            "stacks": self.do_stacks,
-            "finish": self.do_finish,
-            "stop": self.do_stop,
-        }
-
-    # ---- orders ------------------------------------------------------------------------------------------------
+    # ---- orders, do_NAME for the order NAME --------------------------------------------------------------------
     async def do_beat(self, patience: float) -> None:
         """Note that the other end is there, and allows so many seconds of its own silence from now on."""
         self.patience = patience

@@ -12,7 +12,6 @@ import json
 import sys
 from pathlib import Path
 
-from ..errors import UserError
 from ..errors.console import console
 from ..errors.flags import add_flags
 from ..errors.tables import Fields, table
@@ -28,7 +27,7 @@ PASSES_ON = True  # words that are not ours are a recipe and train.py's flags
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    parser.usage = "python -m brigade kernels [RECIPE] [--quick] [--seconds S] [--device N] [--json]"
+    parser.usage = "python -m brigade kernels [RECIPE] [--quick] [--seconds S] [--json]"
     add_flags(parser, table(Path(__file__).with_suffix(".yaml")))
 
 
@@ -39,14 +38,13 @@ def run(options: argparse.Namespace) -> int:
     named = options.rest[:1] if options.rest and not options.rest[0].startswith("-") else []
     settings = flags.load([*(["--recipe", *named] if named else []), *options.rest[len(named) :]])
     config, shapes = models.as_json(load_config(settings)), prove.shapes_of(settings)
-    _check_device(options.device)
     limits = prove.QUICK if options.quick else prove.FULL
     if options.seconds is not None:
         limits = limits | {"seconds": options.seconds}
     how = auto.words_for(settings)
     quicker = "" if options.quick else " (--quick: what `auto` chooses among, in 15 s)"
     print(f"trying kernels for at most {limits['seconds']:.0f} s{quicker}", file=sys.stderr)
-    proof = prove.on_this_host(config, shapes, options.quick, index=options.device, limits=limits, **how)
+    proof = prove.on_this_host(config, shapes, options.quick, limits=limits, **how)
     kept = proofs.write(proof) if prove.proven_times(proof) else None
     if options.json:
         print(json.dumps(proof, indent=1))
@@ -54,14 +52,6 @@ def run(options: argparse.Namespace) -> int:
         show(proof)
         print(f"kept in {kept}" if kept else "not kept: no attention is proven, or the cache cannot be written")
     return 1 if any(row["status"] in (paths.WRONG, paths.FAILED) for row in proof["paths"].values()) else 0
-
-
-def _check_device(index: int) -> None:
-    import torch
-
-    count = max(1, torch.cuda.device_count())
-    if index >= count:
-        raise UserError("flag --device", f"there is no GPU {index} here", f"name one from 0 to {count - 1}")
 
 
 def show(proof: Fields) -> None:

@@ -1,6 +1,5 @@
 """The judge of a launch: takes in what the hosts tell of their ranks, and keeps what went wrong."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,15 +78,7 @@ class Judge:
 
     def hear(self, channel: Channel, kind: str, fields: Fields) -> None:
         """Take in one message of a host. kind: of hosts/messages.py, or "lost" where the line to it is gone"""
-        takers: dict[str, Callable[..., None]] = {
-            "rank": self.on_rank,
-            "launcher": self.on_launcher,
-            "ended": self.on_ended,
-            "leaving": self.on_leaving,
-            "stopped": self.on_stopped,
-            "lost": self.on_lost,
-        }
-        takers[kind](channel, **fields)
+        getattr(self, f"on_{kind}")(channel, **fields)
 
     def on_rank(self, channel: Channel, rank: int, **news: Any) -> None:
         """Take in something of one rank: pid, out, stage, told (its error), follows, marker, silent, waits or exit."""

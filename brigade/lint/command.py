@@ -4,7 +4,7 @@ import argparse
 import time
 from pathlib import Path
 
-from ..errors import UserError, did_you_mean
+from ..errors import UserError
 from ..errors.console import console, counted
 from ..errors.findings import SEVERITIES, rules
 from ..errors.flags import add_flags
@@ -27,8 +27,6 @@ def run(options: argparse.Namespace) -> int:
     if options.rules:
         print(markdown(), end="") if options.markdown else _table()
         return 0
-    if options.explain:
-        return _explain(options.explain)
     if options.write:
         if len(options.files) != 1:
             raise UserError(
@@ -57,16 +55,6 @@ def _print(report: Report, notes: bool, seconds: float) -> None:
     numbers = ", ".join(counted(counts[severity], severity) for severity in SEVERITIES)
     more = f" ({hidden} not shown: --notes)" if hidden else ""
     out.print(f"{counted(len(report.files.read), 'file')}: {numbers}{more}, in {seconds:.2f} s")
-
-
-def _explain(name: str) -> int:
-    if name not in rules():
-        raise UserError("flag --explain", f"there is no rule {name!r}", did_you_mean(name, rules()))
-    rule = rules()[name]
-    print(f"{rule.name}: {rule.severity}, {rule.about}\n  {rule.says}")
-    if rule.issues:
-        print(f"  source: {', '.join(rule.issues)}")
-    return 0
 
 
 def _table() -> None:

@@ -103,4 +103,4 @@ def test_a_check_has_rows_a_fault_and_its_line_in_the_docs(check):
         text = (REPOSITORY / "tests" / file).read_text()
         assert f'"{name}"' in text or f".{check.function.__name__}" in text
     page = (REPOSITORY / "docs/evidence/preflight.md").read_text()
-    assert f"| {check.group} | {check.name} |" in page, "python -m benchmarks.preflight --draw"
+    assert f"| {check.group} | {check.name} |" in page, "python -m benchmarks.pages preflight"

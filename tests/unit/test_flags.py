@@ -176,12 +176,12 @@ NUMBERS = {
     "plan": {"lora_r": "0", "max_length": "0", "global_batch_size": "0", "micro_batch": "-1", "margin": "1", "host_memory": "-5",
              "nvme": "0", "price": "-1", "tokens": "1e14", "deadline": "0",
              "sync_every": "0", "images_per_sample": "-1"},
-    "eval": {"answers": "-1", "learned": "-0.2", "exact": "2", "limit": "0", "batch_size": "0"}, "export": {"step": "0"},
+    "eval": {"answers": "-1", "exact": "2", "limit": "0", "batch_size": "0"}, "export": {"step": "0"},
     "chat": {"step": "0", "max_new_tokens": "0", "temperature": "-0.1"},
     "launch": {"master_port": "65536", "start_timeout": "0", "restarts": "-1", "min_hosts": "0", "restart_pause": "-1",
                "silence": "1", "log_limit": "0"},
     "prepare": {}, "lint": {}, "attach": {}, "status": {}, "check": {}, "report": {}, "top": {"every": "0.1"},
-    "kernels": {"seconds": "0", "device": "-1"},
+    "kernels": {"seconds": "0"},
 }  # fmt: skip
 ZERO_IS_ONE = {
     "lora_dropout", "trainable_token_indices", "warmup_steps", "weight_decay", "max_grad_norm",

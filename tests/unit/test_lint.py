@@ -299,11 +299,9 @@ def test_notes_are_for_named_files(check, prints):
         assert ("ds-overlap-comm" in printed) is shown and "1 note" in printed and ("--notes" in printed) is not shown
 
 
-def test_rules_and_misuse(capsys, prints):
-    assert "DeepSpeed #5347" in prints(0, "lint", "--explain", "ds-overlap-comm")
-    assert main(["lint", "--rules", "--markdown"]) == main(["lint", "--rules"]) == 0
-    assert "hostfile-colon" in capsys.readouterr().out
-    assert "'ds-overlap-comm'" in prints(2, "lint", "--explain", "ds-overlap")
+def test_rules_and_misuse(prints):
+    assert "DeepSpeed #5347" in prints(0, "lint", "--rules", "--markdown")
+    assert "hostfile-colon" in prints(0, "lint", "--rules")
     assert main(["lint", "--markdown"]) == 2
 
 
