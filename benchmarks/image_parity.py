@@ -33,8 +33,8 @@ from testing.image_runs import (
     loop_of,
     plain,
     run_cases,
-    worst,
 )
+from testing.preferences import steps_of, worst
 
 UNDER = {"single": 1, "ddp": 3, "zero1": 2, "zero2": 3, "zero2_offload": 2, "zero3": 3, "fsdp2": 3, "hsdp": 4}
 SEVERAL = {"ddp": 3, "zero2": 3, "zero3": 3, "fsdp2": 3}
@@ -143,9 +143,10 @@ def main() -> None:
         def of_loop(model: str, variant: str) -> list[dict[str, float]]:
             return plain(folder, Case(model, variant=variant), rows)[0]
 
-        found: dict[Case, Any] = {case: worst(logs[case], of_loop(case.model, loop_of(case))) for case in with_loop}
+        steps = {case: steps_of(log) for case, log in logs.items()}
+        found: dict[Case, Any] = {case: worst(steps[case], of_loop(case.model, loop_of(case))) for case in with_loop}
         for case in adapted:
-            found[case] = worst(logs[case], [entry for entry in logs[alone(case)] if "loss" in entry])
+            found[case] = worst(steps[case], steps[alone(case)])
     tables = {name: grid.markdown(found) for name, grid in grids.items()}
     if models:
         tables = {name: beside_others(name, table, orders[name]) for name, table in tables.items()}

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 PATIENCE = 900  # seconds that a run may take on a busy machine: a limit against hangs, not a measure
 
 
@@ -27,21 +29,23 @@ def wait_until(
     return found
 
 
-class LateError(BaseException):
-    """Something has taken too long. A TimeoutError is an OSError, which readers take for a file that is not there."""
+class LateError(pytest.fail.Exception):
+    """Something has taken too long: a failure, which Hypothesis shows with its example, and which no reader catches."""
 
 
 @contextmanager
 def in_time(seconds: int) -> Iterator[None]:
-    """Raise LateError in this thread, the main one, where the block takes so many seconds."""
+    """Raise LateError in this thread, the main one, where the block takes so many seconds, and again as often as it goes on: what
+    the block does at its end may wait too."""
 
     def ring(*_: object) -> None:
         raise LateError(f"it took more than {seconds} s")
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(seconds)
+    rest, _ = signal.setitimer(signal.ITIMER_REAL, seconds, seconds)  # pytest-timeout's: a process has one such timer
     try:
         yield
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, rest)

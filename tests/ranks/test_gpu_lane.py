@@ -45,14 +45,14 @@ every_case = pytest.mark.parametrize(
 )
 
 
-def assert_losses(found, expected, precision):
+def assert_losses(found, expected, precision, name):
     differences = parity.worst(found, expected)
-    assert all(differences[key] <= gpu_lane.TOLERANCE[precision] for key in ("loss", "eval_loss")), differences
+    assert all(differences[key] <= gpu_lane.TOLERANCE[precision] for key in ("loss", "eval_loss")), (name, differences)
 
 
 @every_case
 def test_a_gpu_gives_the_losses_of_the_cpu(name, reference, results):
-    assert_losses(results[name], reference[gpu_lane.reference_of(name)], gpu_lane.EVERY[name].precision)
+    assert_losses(results[name], reference[gpu_lane.reference_of(name)], gpu_lane.EVERY[name].precision, name)
 
 
 @every_case
@@ -101,7 +101,7 @@ def test_the_routers_loss_is_that_of_the_cpu_and_waits_for_nothing_in_each_micro
         case["flags"] += asked
     found = runs.run_cases(2, cases, tmp_path_factory.mktemp("gpus"), steps=gpu_lane.STEPS, gpus=True)
     for name in names:
-        assert_losses(found[name], expected, gpu_lane.EVERY[name].precision)
+        assert_losses(found[name], expected, gpu_lane.EVERY[name].precision, name)
         assert not waits.in_each_micro_step(found[name]["waits"]), name
 
 
@@ -125,7 +125,7 @@ def test_objectives_and_methods_are_those_of_the_cpu_and_wait_for_nothing_in_eac
     expected = runs.run_cases(1, alone, folder, steps=gpu_lane.STEPS)
     found = runs.run_cases(2, cases, tmp_path_factory.mktemp("gpus"), steps=gpu_lane.STEPS, gpus=True)
     for name, result in found.items():
-        assert_losses(result, expected[name.partition(",")[0]], "bf16" if name in gpu_lane.ROUGHLY else "fp32")
+        assert_losses(result, expected[name.partition(",")[0]], "bf16" if name in gpu_lane.ROUGHLY else "fp32", name)
         assert "waits" not in result or not waits.in_each_micro_step(result["waits"]), name
 
 
@@ -186,7 +186,7 @@ def test_what_a_model_needs_besides_waits_for_nothing(model, names, asked, part,
     trained = load_file(folder / "outputs" / alone["name"] / "model.safetensors")
     for name in names:
         precision = gpu_lane.EVERY[name].precision
-        assert_losses(found[name], expected, precision)
+        assert_losses(found[name], expected, precision, name)
         # The base is in fp32: under DeepSpeed in bf16, whose weights are in bf16, what is saved is their master copies.
         saved = load_file(of_gpus / "outputs" / name / "model.safetensors")
         assert saved.keys() == trained.keys() and all(saved[key].dtype == base[key].dtype for key in saved), name

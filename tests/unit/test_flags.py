@@ -227,9 +227,11 @@ def test_a_flag_wins_and_is_reported(load):
     assert settings.place("max_steps").endswith("full.yaml: training.max_steps")
 
 
-@pytest.mark.parametrize("inside, flag", [(0.003, "3e-3"), ("1e-5", "0.00001"), (True, "yes"), (1, "1.0")])
-def test_the_same_value_in_other_words_overrides_nothing_and_is_the_same_run(load, inside, flag):
-    key = "bf16" if inside is True else "learning_rate"
+@pytest.mark.parametrize("key, inside, flag", [
+    ("learning_rate", 0.003, "3e-3"), ("learning_rate", "1e-5", "0.00001"), ("learning_rate", 1, "1.0"), ("bf16", True, "yes"),
+    ("global_batch_size", 32, "32"), ("seed", 42, "42"),
+])  # fmt: skip
+def test_the_same_value_in_other_words_overrides_nothing_and_is_the_same_run(load, key, inside, flag):
     named, written = load(f"--{key}", flag, training={key: inside}), load(training={key: inside})
     assert not named.overridden and named.recipe == written.recipe
 

@@ -84,6 +84,8 @@ def test_a_rehearsal_keeps_the_best_checkpoint_and_leaves_tasks_out_with_all_tha
     rehearsed = flags.load(["--recipe", str(tmp_path / "tiny.yaml")])
     best_checkpoint.check(rehearsed)
     check(strategy, rehearsed, world)
+    training = rehearsed.recipe.training
+    assert training.load_best_model_at_end and not training.eval_tasks and not training.eval_tasks_chat_template
 
 
 def test_what_needs_a_gpu_is_replaced_and_told():
