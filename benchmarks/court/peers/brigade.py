@@ -10,6 +10,8 @@ def answer(job: record.Job) -> str:
     settings = common.filled("brigade", job)
     flags = common.shared(job) | settings["run"] | settings["kinds"].get(job["kind"], {})
     flags |= settings["lora"] if job["lora"] else {}
+    if flags["optim"] == "sgd":  # Adam's figures beside it are refused
+        flags = {key: value for key, value in flags.items() if not key.startswith("adam_")}
     flags["global_batch_size"] = job["micro"] * job["accumulation"] * job["ranks"]
     flags["save_steps"] = job["dies_after"] or None
     strategy = settings["strategies"][job["strategy"]]

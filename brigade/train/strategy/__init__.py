@@ -1,7 +1,7 @@
 """What is sharded over what, wherever that stands: in a ds_config, an accelerate config, or the launcher's environment."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,23 +17,9 @@ from ..recipe.settings import Settings
 from . import accelerate_config, axis_rules, deepspeed_config, replicas
 from .axis_keys import with_axes
 from .strategy import LAUNCHED, Kind, Strategy, unsharded
+from .unread import refuse_unread
 
 PREFIXES = ("sync_", "outer_")  # of keys that speak of replicas
-_OF_ADAPTERS = ("adapter_name_or_path", "lora", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "load_in_4bit",
-                "trainable_token_indices")  # fmt: skip
-_WITHOUT_MOMENTS = ("sgd", "adafactor", "lars")  # as Adam has them: no betas, and an epsilon of its own or none
-# (how keys begin, whether others' values make a run read them, what is the case where they do not, the cure)
-READ_WITH: tuple[tuple[tuple[str, ...], Callable[[Fields], object], str, str], ...] = (
-    (_OF_ADAPTERS, lambda of: of["use_peft"], "use_peft is false: all weights would be trained", "set use_peft: true"),
-    (("bnb_4bit_", "use_bnb_"), lambda of: of["load_in_4bit"] or of["teacher_load_in_4bit"],
-     "load_in_4bit is false: no weight would be in 4 bits", "set load_in_4bit: true"),
-    (("nonfinite_limit",), lambda of: of["nonfinite"] != "stop" or of["loss_spike"],
-     "nonfinite is stop and loss_spike null: no step would be left out", "set nonfinite: skip"),
-    (("eval_tasks_chat_template",), lambda of: of["eval_tasks"], "eval_tasks names none", "set eval_tasks"),
-    (("adam_beta",), lambda of: of["optim"] not in _WITHOUT_MOMENTS, "{optim} has no betas", "take an optim that has them"),
-    (("adam_epsilon",), lambda of: of["optim"] not in _WITHOUT_MOMENTS and "lion" not in of["optim"],
-     "{optim} does not read it", "take an optim that does"),
-)  # fmt: skip
 
 
 def choose(settings: Settings, world: World, env: Mapping[str, str] | None = None) -> Strategy:
@@ -157,21 +143,9 @@ def refuse(strategy: Strategy, settings: Settings, about: str = "") -> None:
         raise UserError(place, problem, row["cure"])
 
 
-def _refuse_unread(settings: Settings) -> None:
-    """Raise UserError for a key that is set, and that nothing reads as other keys are."""
-    sections = (settings.recipe.model, settings.recipe.training)
-    values = {key: value for section in sections for key, value in section}
-    defaults = {key: info.default for section in sections for key, info in type(section).model_fields.items()}
-    for beginnings, are_read, why, cure in READ_WITH:
-        for key in () if are_read(values) else values:
-            if key.startswith(beginnings) and values[key] != defaults[key]:
-                problem = f"{key} is set, but {why.format(**values)}"
-                raise UserError(settings.place(key), problem, f"{cure}, or leave the key out")
-
-
 def check(strategy: Strategy, settings: Settings, world: World) -> None:
     """Raise UserError where the recipe's method, optimizer or ranks do not fit the strategy."""
-    _refuse_unread(settings)
+    refuse_unread(settings)
     refuse(strategy, settings)
     if strategy.axes:
         axis_rules.check(strategy.axes, strategy.source, settings, world)

@@ -1,0 +1,66 @@
+"""Keys of a recipe that a run reads only where others have certain values."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ...errors import UserError
+from ...errors.tables import Fields
+from ..recipe.settings import Settings
+
+
+class ReadWith(NamedTuple):
+    """keys: how they begin; are_read: by the values of all keys; why, cure: of a key that is set where it is not read
+    switches: of the others, those by which a flag may make void what a recipe says; the run's table tells of such a flag
+    """
+
+    keys: tuple[str, ...]
+    switches: tuple[str, ...]
+    are_read: Callable[[Fields], object]
+    why: str
+    cure: str
+
+
+_OF_ADAPTERS = ("adapter_name_or_path", "lora", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "load_in_4bit",
+                "trainable_token_indices")  # fmt: skip
+_WITHOUT_MOMENTS = ("sgd", "adafactor", "lars")  # as Adam has them: no betas, and an epsilon of its own or none
+READ_WITH = (
+    ReadWith(_OF_ADAPTERS, (), lambda of: of["use_peft"],
+             "use_peft is false: all weights would be trained", "set use_peft: true"),
+    ReadWith(("bnb_4bit_", "use_bnb_"), ("load_in_4bit", "teacher_load_in_4bit"),
+             lambda of: of["load_in_4bit"] or of["teacher_load_in_4bit"],
+             "load_in_4bit is false: no weight would be in 4 bits", "set load_in_4bit: true"),
+    ReadWith(("nonfinite_limit",), ("nonfinite", "loss_spike"), lambda of: of["nonfinite"] != "stop" or of["loss_spike"],
+             "nonfinite is stop and loss_spike null: no step would be left out", "set nonfinite: skip"),
+    ReadWith(("eval_tasks_chat_template",), ("eval_tasks",), lambda of: of["eval_tasks"],
+             "eval_tasks names none", "set eval_tasks"),
+    ReadWith(("adam_beta",), ("optim",), lambda of: of["optim"] not in _WITHOUT_MOMENTS,
+             "{optim} has no betas", "take an optim that has them"),
+    ReadWith(("adam_epsilon",), ("optim",), lambda of: of["optim"] not in _WITHOUT_MOMENTS and "lion" not in of["optim"],
+             "{optim} does not read it", "take an optim that does"),
+)  # fmt: skip
+
+
+def refuse_unread(settings: Settings) -> None:
+    """Raise UserError for keys that are set, and that nothing reads as other keys are.
+
+    A run's own run.yaml may have some: it was written before they were refused, and the run goes on as it was.
+    """
+    sections = (settings.recipe.model, settings.recipe.training)
+    values = {key: value for section in sections for key, value in section}
+    defaults = {key: info.default for section in sections for key, info in type(section).model_fields.items()}
+    by_flag = {key for key, source in settings.sources.items() if source.startswith("flag")}
+    for row in READ_WITH:
+        if row.are_read(values):
+            continue
+        # A recipe's are void where a flag has switched off what reads them.
+        may_be_void = settings.recipe_path.name == "run.yaml" or by_flag.intersection(row.switches)
+        looked_at = by_flag if row.switches and may_be_void else values
+        unread = [
+            key for key in values if key.startswith(row.keys) and key in looked_at and values[key] != defaults[key]
+        ]
+        if unread:
+            problem = (
+                f"{' and '.join(unread)} {'is' if len(unread) == 1 else 'are'} set, but {row.why.format(**values)}"
+            )
+            cure = f"{row.cure}, or leave {'the key' if len(unread) == 1 else 'these keys'} out"
+            raise UserError(settings.place(unread[0]), problem, cure)
