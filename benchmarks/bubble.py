@@ -1,6 +1,6 @@
 """How long the ranks of a pipeline idle in a step, for every schedule, beside the formulas of the papers.
 
-    python -m benchmarks.bubble             # measures -> benchmarks/results/bubble.jsonl, docs/pipeline.{md,png}
+    python -m benchmarks.bubble             # measures -> benchmarks/results/bubble.jsonl, docs/evidence/pipeline.*
     python -m benchmarks.bubble --quick     # two ranks, four micro-batches, passes stretched; prints and writes nothing
 
 Ranks are processes of this machine that run train.py. "computed": two ranks do nothing but their arithmetic, on a core each.

@@ -75,7 +75,7 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "states": lambda path: states.draw(pages.read(states.RESULTS), path),
     "communication": lambda path: communication.draw(pages.read(communication.RESULTS), path),
     "pipeline": lambda path: bubble_tables.draw(pages.read(bubble_tables.RESULTS), path),
-    "local-training": lambda _: local_steps_tables.draw(),
+    "local-training": lambda _: local_steps_tables.draw(),  # and local-training-time
 }
 
 

@@ -23,10 +23,12 @@ def on_ranks(function: Callable[..., object], *given: Any, ranks: int, timeout: 
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "job.json").write_text(json.dumps([module, function.__name__, given]))
         done = run_ranks("testing.on_ranks", folder, ranks=ranks, timeout=timeout, gpus=gpus)
-        if done.returncode:
-            said = f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-            raise RuntimeError(f"{function.__name__} on {ranks} ranks: exit code {done.returncode}:\n{said}")
-        return [json.loads((Path(folder) / str(rank)).read_text()) for rank in range(ranks)]
+        answers = [Path(folder) / str(rank) for rank in range(ranks)]
+        if done.returncode or not all(answer.exists() for answer in answers):
+            said = f"exit code {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+            # The case is mostly named last, by its output directory.
+            raise RuntimeError(f"{function.__name__} of ...{json.dumps(given)[-300:]} on {ranks} ranks: {said}")
+        return [json.loads(answer.read_text()) for answer in answers]
 
 
 def tell(found: object) -> None:
