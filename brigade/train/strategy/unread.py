@@ -33,9 +33,9 @@ READ_WITH = (
              "nonfinite is stop and loss_spike null: no step would be left out", "set nonfinite: skip"),
     ReadWith(("eval_tasks_chat_template",), ("eval_tasks",), lambda of: of["eval_tasks"],
              "eval_tasks names none", "set eval_tasks"),
-    ReadWith(("adam_beta",), ("optim",), lambda of: of["optim"] not in _WITHOUT_MOMENTS,
-             "{optim} has no betas", "take an optim that has them"),
-    ReadWith(("adam_epsilon",), ("optim",), lambda of: of["optim"] not in _WITHOUT_MOMENTS and "lion" not in of["optim"],
+    ReadWith(("adam_",), ("optim",), lambda of: of["optim"] not in _WITHOUT_MOMENTS,
+             "{optim} reads nothing of Adam's", "take an optim that does"),
+    ReadWith(("adam_epsilon",), ("optim",), lambda of: "lion" not in of["optim"],
              "{optim} does not read it", "take an optim that does"),
 )  # fmt: skip
 
