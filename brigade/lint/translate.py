@@ -16,6 +16,7 @@ from ..errors.tables import Document, Fields
 from ..train.recipe.files import read_yaml
 from ..train.recipe.mistakes import MEANINGS, RENAMED, complaints, cure_of, explain, nothing_like
 from ..train.recipe.schema import SECTION_OF, SECTIONS, Recipe
+from ..train.strategy.unread import unread
 
 
 def write(theirs: Path, folder: Path) -> list[str]:
@@ -85,7 +86,10 @@ def _valid(recipe: Fields, left: dict[str, str], path: Path) -> Fields:
     """Return the recipe without the values that it does not take; `left` then says why."""
     while True:
         try:
-            Recipe.model_validate(recipe)
+            for row, keys, why in unread(Recipe.model_validate(recipe)):
+                # Those of adapters say what their file is for: they stay, and `lint` asks for use_peft.
+                for key in keys if row.switches else ():
+                    left[key] = f"{shortened(str(recipe[SECTION_OF[key]].pop(key)))}: nothing would read it, for {why}"
             return recipe
         except ValidationError as error:
             told = explain(error, {}, path, recipe)

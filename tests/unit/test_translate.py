@@ -76,6 +76,15 @@ def test_two_keys_of_one_meaning_that_differ_are_said(document, tmp_path):
     assert "lr" not in translated({"learning_rate": 1e-4, "lr": 1e-4}, tmp_path / "mine.yaml")[1]
 
 
+def test_what_nothing_would_read_is_left_out_and_said_but_never_adapters(tmp_path):
+    """Other trainers take Adam's figures beside any optimizer; whoever gives a rank means LoRA."""
+    document = {"model_name_or_path": "a/b", "dataset_name": "c/d", "global_batch_size": 8, "lora_r": 8}
+    document |= {"optim": "adafactor", "adam_beta2": 0.999}
+    made, left = translated(document, tmp_path / "mine.yaml")
+    assert made["training"] == {"global_batch_size": 8, "optim": "adafactor"} and made["model"]["lora_r"] == 8
+    assert left == {"adam_beta2": "0.999: nothing would read it, for adafactor reads nothing of Adam's"}
+
+
 def test_arguments_in_json_become_a_recipe(tmp_path, capsys):
     """As ms-swift and LLaMA-Factory read them."""
     arguments = {"model": "acme/base", "torch_dtype": "bfloat16", "max_length": 64, "x": 1}

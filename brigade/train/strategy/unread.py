@@ -1,10 +1,11 @@
 """Keys of a recipe that a run reads only where others have certain values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ...errors import UserError
 from ...errors.tables import Fields
+from ..recipe.schema import Recipe
 from ..recipe.settings import Settings
 
 
@@ -40,27 +41,28 @@ READ_WITH = (
 )  # fmt: skip
 
 
+def unread(recipe: Recipe) -> Iterator[tuple[ReadWith, list[str], str]]:
+    """Yield the rows of which a recipe sets keys that nothing reads, with those keys, and why that is."""
+    sections = (recipe.model, recipe.training)
+    values = {key: value for section in sections for key, value in section}
+    defaults = {key: info.default for section in sections for key, info in type(section).model_fields.items()}
+    for row in READ_WITH:
+        keys = [key for key in values if key.startswith(row.keys) and values[key] != defaults[key]]
+        if keys and not row.are_read(values):
+            yield row, keys, row.why.format(**values)
+
+
 def refuse_unread(settings: Settings) -> None:
     """Raise UserError for keys that are set, and that nothing reads as other keys are.
 
     A run's own run.yaml may have some: it was written before they were refused, and the run goes on as it was.
     """
-    sections = (settings.recipe.model, settings.recipe.training)
-    values = {key: value for section in sections for key, value in section}
-    defaults = {key: info.default for section in sections for key, info in type(section).model_fields.items()}
     by_flag = {key for key, source in settings.sources.items() if source.startswith("flag")}
-    for row in READ_WITH:
-        if row.are_read(values):
-            continue
+    for row, keys, why in unread(settings.recipe):
         # A recipe's are void where a flag has switched off what reads them.
         may_be_void = settings.recipe_path.name == "run.yaml" or by_flag.intersection(row.switches)
-        looked_at = by_flag if row.switches and may_be_void else values
-        unread = [
-            key for key in values if key.startswith(row.keys) and key in looked_at and values[key] != defaults[key]
-        ]
-        if unread:
-            problem = (
-                f"{' and '.join(unread)} {'is' if len(unread) == 1 else 'are'} set, but {row.why.format(**values)}"
-            )
-            cure = f"{row.cure}, or leave {'the key' if len(unread) == 1 else 'these keys'} out"
-            raise UserError(settings.place(unread[0]), problem, cure)
+        found = [key for key in keys if key in by_flag] if row.switches and may_be_void else keys
+        if found:
+            problem = f"{' and '.join(found)} {'is' if len(found) == 1 else 'are'} set, but {why}"
+            cure = f"{row.cure}, or leave {'the key' if len(found) == 1 else 'these keys'} out"
+            raise UserError(settings.place(found[0]), problem, cure)
