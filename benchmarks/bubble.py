@@ -91,7 +91,6 @@ def record(way: Way, ranks: int, todo: list[tuple[str, int]]) -> list[tuple[list
                 output_dir=str(folder / f"{name}-{m}"),
                 max_steps=WARM_UP + way.steps,
                 global_batch_size=m,
-                reference_batch_size=m,
                 per_device_train_batch_size=1,
                 max_length=way.length,
                 packing=True,

@@ -80,6 +80,7 @@ def layers_of(names):
     (["--use_peft", "--bnb_4bit_quant_type", "fp4"], "flag --bnb_4bit_quant_type", "load_in_4bit is false"),
     (["--use_bnb_nested_quant", "false"], "flag --use_bnb_nested_quant", "load_in_4bit is false"),
     (["--nonfinite_limit", "3"], "flag --nonfinite_limit", "no step would be left out"),
+    (["--reference_batch_size", "64"], "flag --reference_batch_size", "learning_rate_scaling is none"),
     (["--eval_tasks_chat_template"], "flag --eval_tasks_chat_template", "eval_tasks names none"),
     (["--optim", "lars", "--adam_beta1", "0.8", "--adam_beta2", "0.99"], "flag --adam_beta1",
      "adam_beta1 and adam_beta2 are set, but lars reads nothing of Adam's"),
@@ -105,7 +106,7 @@ def test_a_flag_or_an_earlier_run_may_make_a_recipes_keys_void(write_recipe, tmp
     )
     choose(flags.load(["--recipe", str(recipe.rename(tmp_path / "run.yaml"))]), world(1), env={})
     recipe = write_recipe(training={"adam_beta2": 0.99})
-    choose(flags.load(["--recipe", str(recipe), "--optim", "lars"]), world(1), env={})
+    choose(flags.load(["--recipe", str(recipe), "--optim", "lars", "--global_batch_size", "64"]), world(1), env={})
 
 
 @pytest.mark.parametrize("model, words, said", [

@@ -30,6 +30,10 @@ READ_WITH = (
     ReadWith(("bnb_4bit_", "use_bnb_"), ("load_in_4bit", "teacher_load_in_4bit"),
              lambda of: of["load_in_4bit"] or of["teacher_load_in_4bit"],
              "load_in_4bit is false: no weight would be in 4 bits", "set load_in_4bit: true"),
+    # A flag's global_batch_size puts the recipe's own here (recipe/flags.py).
+    ReadWith(("reference_batch_size",), ("learning_rate_scaling", "global_batch_size"),
+             lambda of: of["learning_rate_scaling"] != "none",
+             "learning_rate_scaling is none: the rate would stay as it is", "set learning_rate_scaling: linear or sqrt"),
     ReadWith(("nonfinite_limit",), ("nonfinite", "loss_spike"), lambda of: of["nonfinite"] != "stop" or of["loss_spike"],
              "nonfinite is stop and loss_spike null: no step would be left out", "set nonfinite: skip"),
     ReadWith(("eval_tasks_chat_template",), ("eval_tasks",), lambda of: of["eval_tasks"],
