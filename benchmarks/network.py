@@ -97,7 +97,6 @@ def flags_for(steps: int, global_batch: int, evaluated: int) -> list[str]:
     return as_flags(
         max_steps=steps,
         global_batch_size=global_batch,
-        reference_batch_size=global_batch,
         per_device_train_batch_size=MICRO_BATCH,
         max_length=LENGTH,
         logging_steps=1_000_000,
