@@ -263,6 +263,7 @@ def _work(job: Path) -> None:
     import train
     from brigade.kernels import prove
     from brigade.train.distributed import ranks
+    from brigade.train.host.cluster import world_from_environment
     from brigade.train.step import sample_answers
     from brigade.train.upstream import memory_snapshots
 
@@ -273,6 +274,7 @@ def _work(job: Path) -> None:
     sample_answers.LONGEST = todo["longest_answer"] or sample_answers.LONGEST
     os.chdir(todo["folder"])
     rank = int(os.environ["RANK"])
+    ranks.start(world_from_environment())  # before some cases take them to be of several hosts
     for case in todo["cases"]:
         said, counted, programs = io.StringIO(), waits.Waits(), list[int]()
         per_host = case.get("per_host", int(os.environ["WORLD_SIZE"]))

@@ -31,26 +31,35 @@ def test_world_of_each_launcher(launcher):
     assert world.hosts == 2 and not world.is_main_rank
 
 
-@pytest.mark.parametrize("told, hosts, numbers, problem", [
-    ({}, "aa", (0, 1), ""),  # both on this host, by hand
-    ({}, "aa", (0, 0), "2 of 2 ranks are here, with LOCAL_RANK 0, 0"),
-    ({}, "ab", (0, 0), "1 of 2 ranks are here, with LOCAL_RANK 0"),
-    ({"LOCAL_WORLD_SIZE": "1"}, "ab", (0, 0), ""),
-    ({"LOCAL_SIZE": "1"}, "ab", (0, 0), ""),
+@pytest.mark.parametrize("hosts, numbers, told, problem", [
+    ("aa", (0, 1), {}, ""),  # both on this host, by hand
+    ("aa", (0, 0), {}, "host a 2 of 2 ranks are here, with LOCAL_RANK 0, 0, and LOCAL_WORLD_SIZE is 2"),
+    ("ab", (0, 0), {}, "host a 1 of 2 ranks are here, with LOCAL_RANK 0, and LOCAL_WORLD_SIZE is 2"),
+    ("ab", (0, 0), {"LOCAL_WORLD_SIZE": "1"}, ""),
+    ("ab", (0, 0), {"LOCAL_SIZE": "1"}, ""),
+    ("aab", (0, 1, 0), {"LOCAL_SIZE": "2"}, "host b 1 of 3 ranks are here, with LOCAL_RANK 0, and LOCAL_WORLD_SIZE is 2"),
+    ("aa", (0, 0), {"LOCAL_WORLD_SIZE": "1"}, "host a 2 of 2 ranks"),  # of two agents, or two hosts of one name
+    ("aa", (1, 2), {"LOCAL_WORLD_SIZE": "2"}, "with LOCAL_RANK 1, 2"),
 ])  # fmt: skip
-def test_without_a_launcher_nothing_is_assumed_of_the_ranks_of_a_host(
-    told, hosts, numbers, problem, monkeypatch, mistake
-):
+def test_the_ranks_of_a_host_are_as_each_is_told(hosts, numbers, told, problem, mistake):
     """Each host would have left half of its files out of a checkpoint."""
-    monkeypatch.setattr("os.environ", told)
-    monkeypatch.setattr("socket.gethostname", lambda: hosts[0])
-    world = world_from_environment({"RANK": "0", "WORLD_SIZE": "2", **told})
-    places = [*zip(hosts, numbers, strict=True)]
+    size = world_from_environment({"RANK": "0", "WORLD_SIZE": str(len(hosts)), **told}).local_size
+    places = [(host, number, size) for host, number in zip(hosts, numbers, strict=True)]
     if problem:
-        said = mistake(process_group._check_places, world, places)
-        assert "host a" in said and problem in said and "LOCAL_WORLD_SIZE for each" in said
+        said = " ".join(mistake(process_group._check_places, places).split())
+        assert problem in said and "LOCAL_WORLD_SIZE for each rank" in said
     else:
-        process_group._check_places(world, places)
+        process_group._check_places(places)
+
+
+@pytest.mark.parametrize("environment, problem", [
+    ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"}, "SLURM_STEP_NUM_TASKS=4 this is one of several tasks"),
+    ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE=2 this is one of several tasks"),
+    ({"SLURM_STEP_NUM_TASKS": "4", "RANK": "", "WORLD_SIZE": ""}, "unset SLURM_STEP_NUM_TASKS"),
+    ({"RANK": "first", "WORLD_SIZE": "2"}, "RANK=first it is not a whole number"),
+])  # fmt: skip
+def test_what_would_train_alone_or_is_no_number_is_refused(environment, problem, mistake):
+    assert problem in " ".join(mistake(world_from_environment, environment).split())
 
 
 def test_hosts_of_different_sizes_are_counted_by_the_launcher():
@@ -69,7 +78,10 @@ def test_deepspeeds_launcher_sets_what_we_read():
     assert launch.CROSS_SIZE == "CROSS_SIZE"
 
 
-@pytest.mark.parametrize("environment", [{}, {"LOCAL_RANK": "0"}, {"ACCELERATE_MIXED_PRECISION": "no"}])
+@pytest.mark.parametrize("environment", [
+    {}, {"LOCAL_RANK": "0"}, {"ACCELERATE_MIXED_PRECISION": "no"}, {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": ""},
+    {"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "4"},
+])  # fmt: skip
 def test_a_lone_process(environment):
     world = world_from_environment(environment)
     assert (world.rank, world.local_rank, world.size, world.local_size, world.launcher) == (0, 0, 1, 1, "python")

@@ -2,6 +2,8 @@
 
 import errno
 import fcntl
+import os
+import socket
 import subprocess
 import sys
 import time
@@ -105,6 +107,16 @@ def test_the_lock_of_a_host_that_was_switched_off_is_taken_over(tmp_path, monkey
     assert "no sign of process 17 on node2" in capsys.readouterr().err
     mine.release(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_process_of_the_same_number_in_another_container_is_seen(elsewhere, tmp_path, mistake, impatient):
+    """Both are the first of theirs, and share the host's name."""
+    number = os.getpid()
+    first = elsewhere(socket.gethostname(), f"owner.os.getpid = lambda: {number}")
+    assert f"another run is using it: process {number} on" in mistake(owner.take, tmp_path)
+    first.kill()
+    first.wait()
+    owner.take(tmp_path).release(tmp_path)
 
 
 def test_where_locks_stay_within_a_host_a_run_of_another_one_is_seen(elsewhere, tmp_path, mistake, monkeypatch):

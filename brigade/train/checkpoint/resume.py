@@ -130,14 +130,19 @@ def how_to_continue(run: runs.Run, state: "TrainerState") -> str:
     here = f"at step {state.global_step} of {state.max_steps}"
     if run.settings.recipe_path.name == runs.REHEARSAL:
         return f"{here} of a rehearsal. The same command begins it anew."
-    newest = next((folder for folder in on_disk.checkpoints(run.directory) if flaw(folder) is None), None)
+    folders = on_disk.checkpoints(run.directory)
+    newest = next((folder for folder in folders if flaw(folder) is None), None)
     if newest is None:
         return f"{here}. There is no checkpoint yet: the same command begins at step 0."
     flags = {"--fresh": run.settings.fresh, "--resume_from_checkpoint": run.settings.resume_from_checkpoint}
     given = [flag for flag, value in flags.items() if value]
     without = f" without {' and '.join(given)}" if given else ""
     lost = state.global_step - on_disk.step_of(newest)
-    again = f", {counted(lost, 'step')} before this one" if lost else ""
+    if lost < 0:  # this run began at an older one, by --resume_from_checkpoint
+        older = (folder for folder in folders if on_disk.step_of(folder) <= state.global_step)
+        own = next((folder for folder in older if flaw(folder) is None), None)
+        here += f". --resume_from_checkpoint {own} continues from here" if own else ""
+    again = f", {counted(abs(lost), 'step')} {'before' if lost > 0 else 'after'} this one" if lost else ""
     return f"{here}. The same command{without} continues from {newest}{again}."
 
 

@@ -52,21 +52,26 @@ def join(world: World) -> None:
         impatient.cancel()
     # torch's own name for it, which it deprecates where it has the public one.
     (getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout)(COLLECTIVE_TIMEOUT)
-    _check_places(world, exchange.gather_in_group((world.host, world.local_rank)))
+    _check_places(exchange.gather_in_group((world.host, world.local_rank, world.local_size)))
     this_process.agent.note(stage="joined")
     this_process.signals.join(lambda by: _tell_that_it_is_ended(world, by))
 
 
-def _check_places(world: World, places: list[tuple[str, int]]) -> None:
-    """Raise UserError where no launcher says how many ranks a host has, and it is not as world_from_environment() takes it: the
-    ranks of a host would leave files of a checkpoint to others that are not there. places: (host, LOCAL_RANK) of each rank"""
-    here = sorted(number for host, number in places if host == world.host)
-    if os.environ.keys() & {"LOCAL_WORLD_SIZE", "LOCAL_SIZE"} or here == [*range(world.local_size)]:
-        return
-    problem = f"{len(here)} of {counted(world.size, 'rank')} are here, with LOCAL_RANK {', '.join(map(str, here))}: "
-    problem += "nobody says how many a host has"
-    cure = "start them by torchrun or `python -m brigade launch`, or export LOCAL_RANK and LOCAL_WORLD_SIZE for each"
-    raise UserError(f"host {world.host}", problem, cure)
+def _check_places(places: list[tuple[str, int, int]]) -> None:
+    """Raise UserError, the same on all ranks, where those of a host are not as its environment says: they would leave files of a
+    checkpoint to others that are not there. places: (host, LOCAL_RANK, LOCAL_WORLD_SIZE) of each rank; without the last, as
+    world_from_environment() takes it"""
+    for host in dict.fromkeys(host for host, _, _ in places):
+        numbers = sorted(number for of, number, _ in places if of == host)
+        told = {size for of, _, size in places if of == host}
+        if told == {len(numbers)} and numbers == [*range(len(numbers))]:
+            continue
+        sizes = " and ".join(map(str, sorted(told)))
+        problem = f"{len(numbers)} of {counted(len(places), 'rank')} are here, with LOCAL_RANK {', '.join(map(str, numbers))}, "
+        problem += f"and LOCAL_WORLD_SIZE is {sizes}"
+        cure = "start them by `python -m brigade launch` or one torchrun for each host, and give each host a name of its own; or "
+        cure += "export LOCAL_RANK and LOCAL_WORLD_SIZE for each rank, and end all where one ends (srun --kill-on-bad-exit=1)"
+        raise UserError(f"host {host}", problem, cure)
 
 
 def _met() -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from ...errors import exit_code, first_line, whose
+from ...errors import UserError, exit_code, first_line, whose
 from ...errors.console import never_end_by_writing
 from ...errors.disk import of_disk
 from .. import upstream
@@ -96,9 +96,11 @@ def agreed(world: World):
         error = of_disk(caught) or caught
     try:
         start(world)
-    except Exception as caught:  # no group, hence nobody to agree with
-        tell.tell(error or tell.no_rendezvous(caught), world)
-        raise SystemExit(2) from None
+    except Exception as caught:
+        error = error or tell.no_rendezvous(caught)
+        if _group() is None or not isinstance(caught, UserError):  # nobody to agree with
+            tell.tell(error, world)
+            raise SystemExit(2) from None
     try:
         dist = _group()
         if dist and dist.get_world_size() > 1:
@@ -194,7 +196,11 @@ def run_to_the_end(main: Callable[[], object]) -> NoReturn:
     without an active exception", exit -6), and a finished run or a reported mistake then looks like a crash.
     """
     never_end_by_writing()  # `train.py | head` ends its reader, not the run
-    world = world_from_environment()
+    try:
+        world = world_from_environment()
+    except UserError as error:  # who could agree on it is not known
+        print(error, file=sys.stderr)
+        sys.exit(error.code)
     if world.launcher != "python":
         launched.supervise()
         launched.end_with_launcher()

@@ -6,6 +6,8 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from ...errors import UserError
+
 
 @dataclass(frozen=True)
 class World:
@@ -66,6 +68,8 @@ class World:
 OWN_NUMBER = "BRIGADE_LOCAL_RANK"
 ELASTIC = "BRIGADE_ELASTIC"  # `launch --elastic` tells each replica its number, how many there are, and where they meet
 # Variables by which launchers are known, in this order: torchrun's is set under accelerate too.
+# How many tasks a starter of tasks has begun, which torch reads nothing of.
+_TASKS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 _SIGNS = {"ACCELERATE_MIXED_PRECISION": "accelerate", "TORCHELASTIC_RUN_ID": "torchrun", "CROSS_SIZE": "deepspeed"}
 
 
@@ -74,18 +78,33 @@ def world_from_environment(env: Mapping[str, str] | None = None) -> World:
 
     deepspeed says LOCAL_SIZE where torchrun says LOCAL_WORLD_SIZE; accelerate launch is torchrun with
     ACCELERATE_MIXED_PRECISION set. Without RANK nothing launched us: one process, one device.
+
+    Raises UserError for what is no number, and for one of several tasks of srun or mpirun without RANK: each would train alone.
     """
     env = os.environ if env is None else env
     host = socket.gethostname()
-    if "RANK" not in env or "WORLD_SIZE" not in env:
+    if not env.get("RANK") or not env.get("WORLD_SIZE"):
+        tasks = next((name for name in _TASKS if _number(env, name, 1) > 1), None)
+        if tasks:
+            problem = "this is one of several tasks, and no RANK says which: each would train by itself"
+            cure = "start them by `python -m brigade launch` or one torchrun for each host; or, to train in this task alone, "
+            raise UserError(f"{tasks}={env[tasks]}", problem, f"{cure}unset {tasks}")
         return World(0, 0, 1, 1, host, "python")
-    size = int(env["WORLD_SIZE"])
+    size = _number(env, "WORLD_SIZE")
     launcher = next((launcher for name, launcher in _SIGNS.items() if name in env), "environment")
-    local_size = int(env.get("LOCAL_WORLD_SIZE") or env.get("LOCAL_SIZE") or size)
-    hosts = int(env.get("GROUP_WORLD_SIZE") or env.get("CROSS_SIZE") or 0)
-    local_rank = int(env.get(OWN_NUMBER, "") or env.get("LOCAL_RANK", "0"))
-    world = World(int(env["RANK"]), local_rank, size, local_size, host, launcher, hosts)
+    local_size = _number(env, "LOCAL_WORLD_SIZE", _number(env, "LOCAL_SIZE", size))
+    hosts = _number(env, "GROUP_WORLD_SIZE", _number(env, "CROSS_SIZE"))
+    local_rank = _number(env, OWN_NUMBER, _number(env, "LOCAL_RANK"))
+    world = World(_number(env, "RANK"), local_rank, size, local_size, host, launcher, hosts)
     return of_elastic_run(world, env)
+
+
+def _number(env: Mapping[str, str], name: str, default: int = 0) -> int:
+    """The number that a variable holds; the default where it is empty or not set. Raises UserError for anything else."""
+    value = env.get(name) or str(default)
+    if not value.isdecimal():
+        raise UserError(f"{name}={value}", "it is not a whole number", f"export {name} as the launcher should set it")
+    return int(value)
 
 
 def of_elastic_run(world: World, env: Mapping[str, str]) -> World:

@@ -22,7 +22,7 @@ def lives(path: Path, file: IO[bytes], owner: str, locked: bool | None, beat: fl
     """Whether the owner whom the file names is there. Of another host: whether it touches the file while we look. Also where we
     have the lock, which a host may keep to itself (NFS mounted with nolock)."""
     host, pid, *beats = owner.split() if len(owner.split()) > 1 else (owner, "")
-    if host == socket.gethostname():
+    if host == socket.gethostname() and pid != str(os.getpid()):
         return locked is False or (locked is None and _runs_here(host, pid))
     if not beats:  # of an earlier version, which touches nothing
         return locked is False

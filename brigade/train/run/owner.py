@@ -65,7 +65,8 @@ def take(directory: Path) -> Owned:
         file.seek(0)
         before = file.read(files.LINE).decode(errors="replace")
         lives = locked is False and not before  # it has not written its name yet
-        if before and before != owner:
+        # A name like ours is our own of before, unless another has the lock: in a container of its own, where numbers repeat.
+        if before and (before != owner or locked is False):
             lives = other_owner.lives(path, file, before, locked, BEAT)
         if lives:
             file.close()

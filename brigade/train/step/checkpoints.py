@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -41,10 +42,13 @@ class Checkpoints(Feature):
 
     def begin(self, checkpoint: Path | None) -> None:
         """Look for the best checkpoint so far among the run's own: a state's path may belong to another run or another host."""
-        state = self.trainer.state
-        if checkpoint is None or not state.best_model_checkpoint:
+        if checkpoint is None:
             return
-        named = Path(state.best_model_checkpoint)
+        # Transformers has forgotten a path that is no directory here, but not its figure (Trainer._init_training_state).
+        recorded = json.loads((checkpoint / on_disk.STATE).read_text())["best_model_checkpoint"]
+        if not recorded:
+            return
+        state, named = self.trainer.state, Path(recorded)
         is_remote = self.trainer.run.settings.remote and not self.trainer.run.settings.resume_from_checkpoint
         folders = [Path(self.trainer.args.output_dir), checkpoint.parent][: 1 if is_remote else 2]
         beside = [folder / named.name for folder in folders if re.fullmatch(r"checkpoint-\d+", named.name)]

@@ -46,7 +46,9 @@ def how_lengthened(run: Run, train_samples: int, checkpoint: Path | None) -> str
         )
         cure = f"finish it with --max_steps {before}, then give it more; or begin a new run of {counted(steps, 'step')}, {begin}"
         if is_finished:
-            problem, cure = f"its last checkpoint is gone: {checkpoint.name} is at step {done} of {before}", further
+            early = json.loads((here / SUCCESS).read_text()).get("steps") == state["global_step"]
+            why = "it stopped early" if early else "its last checkpoint is gone"
+            problem, cure = f"{why}: {checkpoint.name} is at step {done} of {before}", further
         raise UserError(place, problem, cure)
     if steps <= done:
         cure = (

@@ -266,3 +266,22 @@ def test_a_run_that_cannot_be_lengthened_says_why(name, done, refused, tmp_path)
     said = refused(*longer, "--output_dir", str(tmp_path / "run"))
     assert all(word in said for word in words), said
     assert "--fresh" not in said and sorted((tmp_path / "run").rglob("*")) == before
+
+
+def test_a_run_that_stopped_early_has_not_lost_its_last_checkpoint(done, refused, tmp_path):
+    shutil.copytree(done[0], run := tmp_path / "run")
+    shutil.rmtree(run / "checkpoint-6")
+    success = json.loads((run / "success.json").read_text())
+    (run / "success.json").write_text(json.dumps(success | {"steps": 3}))
+    assert "it stopped early: checkpoint-3 is at step 3 of 6" in refused("--max_steps", "9", "--output_dir", str(run))
+
+
+def test_a_run_that_went_back_says_which_checkpoint_is_its_own(done):
+    """The same command would take the newest of those that the run had made before."""
+    settings = SimpleNamespace(recipe_path=Path("mine.yaml"), fresh=False, resume_from_checkpoint="checkpoint-3")
+    run = SimpleNamespace(directory=done[0], settings=settings)
+    said = resume.how_to_continue(run, SimpleNamespace(global_step=4, max_steps=6))
+    assert said == (
+        f"at step 4 of 6. --resume_from_checkpoint {done[0]}/checkpoint-3 continues from here. The same command without "
+        f"--resume_from_checkpoint continues from {done[0]}/checkpoint-6, 2 steps after this one."
+    )

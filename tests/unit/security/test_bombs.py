@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from brigade import __main__ as verbs
@@ -339,15 +340,29 @@ def test_a_verb_without_memory_ends_with_a_message(monkeypatch, capsys):
     ("/home/stranger/model/checkpoint-4", False), ("../../secret", False), ("checkpoint-4/..", False),
     ("/elsewhere/moved/checkpoint-8", True), ("outputs/before/checkpoint-8", True),
 ])  # fmt: skip
-def test_the_best_checkpoint_is_one_of_the_run_that_continues(named, kept, tmp_path, capsys):
+def test_the_best_checkpoint_is_one_of_the_run_that_continues(named, kept, tmp_path, capsys, monkeypatch):
     """A state's path is where the run lay when it was written, or what somebody wrote into it."""
-    (tmp_path / "checkpoint-8").mkdir()
-    state = SimpleNamespace(best_metric=1.0, best_model_checkpoint=named, best_global_step=8)
+    newest = tmp_path / "checkpoint-12"
+    for folder in (tmp_path / "checkpoint-8", newest):
+        folder.mkdir()
+    TrainerState(best_metric=1.0, best_model_checkpoint=named, best_global_step=8).save_to_json(
+        str(newest / "trainer_state.json")
+    )
+    monkeypatch.setattr(TrainerState, "init_training_references", lambda *_: None)
+    of_transformers = SimpleNamespace(
+        callback_handler=SimpleNamespace(callbacks=[]),
+        control=TrainerControl(),
+        args=TrainingArguments(str(tmp_path), use_cpu=True),
+        _train_batch_size=8,
+        _load_callback_state=lambda: None,
+    )
+    Trainer._init_training_state(of_transformers, 20, 20, 1, str(newest), None)
+    state = of_transformers.state
     run = SimpleNamespace(
         settings=SimpleNamespace(remote="", resume_from_checkpoint=None), world=SimpleNamespace(is_main_rank=True)
     )
     trainer = SimpleNamespace(run=run, state=state, args=SimpleNamespace(output_dir=str(tmp_path)))
-    Checkpoints(trainer, 0).begin(tmp_path / "checkpoint-12")
+    Checkpoints(trainer, 0).begin(newest)
     if kept:
         assert (state.best_model_checkpoint, state.best_global_step) == (str(tmp_path / "checkpoint-8"), 8)
     else:
