@@ -5,7 +5,7 @@
 
 Each strategy's losses and gradient norms are compared with those of one process on the same samples, in fp32. Rows are kept in
 benchmarks/results/architectures.jsonl, each with its versions: after an upgrade all are measured again, and what changed is
-printed. All of them take three quarters of an hour on two idle cores.
+printed, and the page's tables are written. All of them take three quarters of an hour on two idle cores.
 """
 
 import contextlib
@@ -288,6 +288,7 @@ def main() -> None:
             for key in sorted(rows.keys() & before.keys()):
                 if rows[key]["verdict"] != before[key]["verdict"]:
                     print(f"{', '.join(key)}: {before[key]['verdict']} before, {rows[key]['verdict']} now")
+    pages.write(architectures_tables.PAGE, tables())
 
 
 if __name__ == "__main__":

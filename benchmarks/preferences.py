@@ -294,13 +294,15 @@ def odds(results: dict[str, Row], beta: float) -> str:
 
 
 def tables() -> dict[str, str]:
-    """Return the page's tables of both kinds of rows, where results have them."""
+    """Return the page's tables of both kinds of rows, where results have all of their lines: a table is written as a whole."""
     rows = read(RESULTS_FILE) if RESULTS_FILE.exists() else []
-    made = {
-        "preferences-speed": side_by_side.table(rows, TITLES, NAMES[TRL]),
-        "preferences-short": side_by_side.table(rows, {name + OF_SHORT: TITLES[name] for name in TITLES}, NAMES[TRL]),
+    lines = {
+        "preferences-speed": {name: TITLES[name] for name in MEASURED},
+        "preferences-short": {name + OF_SHORT: TITLES[name] for name in SHORT},
     }
-    return {name: table for name, table in made.items() if table}
+    there = {row["name"] for row in rows}
+    whole = {name: titles for name, titles in lines.items() if titles.keys() <= there}
+    return {name: side_by_side.table(rows, titles, NAMES[TRL]) for name, titles in whole.items()}
 
 
 def measure(name: str, programs: list[str], rounds: int, patient: bool, tiny: bool, short: bool) -> None:

@@ -5,7 +5,7 @@
     python -m benchmarks.states_axes --missing          # only what has no row yet
 
 As states.py: two steps of train.py in bf16 with AdamW, two micro-batches each. The formula is what the planner makes of the run
-itself: its recipe, strategy and ranks, as a Job (planner/choice/job_of_run.py), stage by stage.
+itself: its recipe, strategy and ranks, as a Job (brigade/plan/choice/job_of_run.py), stage by stage.
 """
 
 import contextlib
