@@ -46,36 +46,47 @@ def test_a_rank_that_dies_meanwhile_ends_the_others(dies):
     assert f"rank      : {dies} " in root and "Signal 9 (SIGKILL)" in root, done.stderr
 
 
-def test_the_others_say_one_line_when_the_rank_that_keeps_the_addresses_dies():
-    """Under deepspeed that is rank 0, and its launcher comes a second later."""
-    shared = {
+def by_hand(case, places, **variables):
+    """Two ranks of a case of testing/agreeing.py with these LOCAL_RANKs, no launcher: the code and the stderr of each."""
+    variables |= {
         "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(ranks.free_port()),
-        "DIES": "0",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(REPOSITORY),
     }
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", agreeing.__name__, "dies"],
+            [sys.executable, "-m", agreeing.__name__, case],
             cwd=REPOSITORY,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env=os.environ | variables | {"RANK": str(rank), "LOCAL_RANK": str(place)},
         )
-        for rank in (0, 1)
+        for rank, place in enumerate(places)
     ]
     try:
-        first, second = (process.communicate(timeout=60)[1] for process in processes)
+        said = [process.communicate(timeout=60)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()
-    assert not first and processes[0].returncode == -9
+    return [*zip((process.returncode for process in processes), said, strict=True)]
+
+
+def test_the_others_say_one_line_when_the_rank_that_keeps_the_addresses_dies():
+    """Under deepspeed that is rank 0, and its launcher comes a second later."""
+    (code, first), (other_code, second) = by_hand("dies", (0, 1), LOCAL_WORLD_SIZE="2", DIES="0")
+    assert not first and code == -9
     (line,) = second.splitlines()
     assert line.startswith(f"rank 1 on {socket.gethostname()} stops because another rank failed first (")
-    assert processes[1].returncode == 1
+    assert other_code == 1
+
+
+def test_ranks_that_are_not_where_they_are_said_to_be_are_told_once():
+    """As one task for each GPU, each told that it is alone on its host."""
+    (code, first), (other_code, second) = by_hand("dies", (0, 0), LOCAL_WORLD_SIZE="1", DIES="0")
+    assert code == other_code == 2 and not second
+    assert "2 of 2 ranks are here, with LOCAL_RANK 0, 0, and LOCAL_WORLD_SIZE is 1" in first
 
 
 @pytest.fixture(scope="module")
