@@ -1,6 +1,8 @@
 """Data sets by name: what a directory holds, its splits and revision, and what is said where they do not do."""
 
+import errno
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -64,6 +66,50 @@ def test_a_directory_of_several_kinds_of_files_is_refused(other, laid_out, opene
     assert "holds " in said and other[4:8] in said and ".jsonl" in said
     (tmp_path / "set/README.md").write_text("---\nconfigs: [{config_name: a, data_files: data/*.jsonl}]\n---\n")
     assert read(opened(dataset_name=name).train) == CONTENT
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_file_that_changed_and_kept_its_time_is_read_again(laid_out, opened, fingerprint, streaming, tmp_path):
+    """As rsync -t, cp -p and tar leave it: the library knows a file by its time."""
+    name, file = laid_out(train=A), tmp_path / "set/data/train-00000-of-00001.jsonl"
+    made = []
+    for content in (A, [{"text": "new", "more": 1}]):
+        file.write_text("".join(json.dumps(row) + "\n" for row in content))
+        os.utime(file, (1e9, 1e9))
+        assert read(opened(dataset_name=name, streaming=streaming).train) == content
+        made.append(fingerprint(dataset_name=name))
+    assert made[0] != made[1]
+
+
+LINES = [json.dumps(row) + "\n" for row in CONTENT]
+MORE = [json.dumps(row | {"more": 1}) + "\n" for row in CONTENT]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("files, reason", [
+    ({"train.jsonl": [*LINES[:1], "{broken\n"]}, "JSON parse error: Missing a name for object member. in row 1"),
+    ({"train.csv": ["a,b\n", "1,2\n", "1,2,3\n"]}, "Expected 2 fields in line 3, saw 3"),
+    ({"train-a.jsonl": LINES, "train-b.jsonl": MORE}, "there are 1 new columns ({'more'})"),
+    ({"train-a.jsonl": LINES[:1], "train-b.jsonl": MORE[:1]}, "there are 1 new columns ({'more'})"),
+], ids=["broken JSON", "broken CSV", "other columns", "other columns of a single row"])  # fmt: skip
+def test_why_a_directory_is_not_read(opened, mistake, tmp_path, files, reason, streaming):
+    """The library says only that an error occurred, and keeps the reason behind that."""
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for file, lines in files.items():
+        (folder / file).write_text("".join(lines))
+    said = mistake(lambda: read(opened(dataset_name=str(folder), streaming=streaming).train))
+    assert str(folder) in said and reason in said and "An error occurred" not in said
+    assert "network" not in said and "give its files as train_file" in said
+
+
+def test_a_full_disk_is_no_fault_of_the_files(laid_out, opened, mistake, monkeypatch):
+    def full(*args, **named):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("datasets.arrow_writer.ArrowWriter.write_table", full)
+    said = mistake(opened, dataset_name=laid_out(train=CONTENT))
+    assert "No space left on device" in said and "free some space" in said and "train_file" not in said
 
 
 # ---- splits --------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 ENCODING = 9  # raise it when the same input would be encoded differently: an unfinished run then has other data
-FORMAT = 14  # of the cache: raise it when it would be stored differently, or only rare rows encoded differently
+FORMAT = 15  # of the cache: raise it when it would be stored differently, or only rare rows encoded differently
 META = "meta.json"
 NONE = "none"  # a recipe's chat_template where there is none: prompts and completions are joined as they are
 TEMPLATES = Path(__file__).with_name("templates")

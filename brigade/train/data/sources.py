@@ -1,11 +1,13 @@
 """Where rows come from: JSONL, JSON, Parquet and CSV files, saved data sets, the Hub, and the built-in set."""
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...errors import UserError, first_line
+from ...errors import UserError
+from ...errors.disk import of_disk
 from ..host.files import refuse_lfs_pointers, refuse_other_forms
 from ..host.hub import CONNECT, hub_is_away, is_path, refusal, status_of
 from ..host.urls import is_remote
@@ -16,7 +18,7 @@ from .data_files import paths_of
 from .json_rows import JsonDocuments, JsonLines, is_document
 from .keys import Columns
 from .rows import Files, Rows
-from .table_rows import Csv, Parquet, Table
+from .table_rows import AS_FILES, Csv, Parquet, Table, digests_of, why_unread
 
 FORMATS: dict[str, type[Files]] = {".jsonl": JsonLines, ".json": JsonLines, ".parquet": Parquet, ".csv": Csv}
 # Files with rows, compressed ones too, by what the datasets library reads alike. Those in .json and .txt are not among them: they
@@ -104,8 +106,9 @@ def _ask_hub(name: str, revision: str | None, place: Callable[[str], str]) -> No
 
 
 def _not_loaded(error: Exception, name: str, revision: str | None, place: Callable[[str], str]) -> UserError:
-    why, cure = (first_line(error), "") if Path(name).is_dir() else refusal(error, name, "dataset", revision)
-    cure = cure or "check the name and the network, or give a train_file"
+    why, cure = (why_unread(error), AS_FILES) if Path(name).is_dir() else refusal(error, name, "dataset", revision)
+    if not cure:
+        why, cure = why_unread(error), "check the name and the network, or give a train_file"
     return UserError(place("dataset_name"), f"data set {name!r} does not load: {why}", cure)
 
 
@@ -184,7 +187,7 @@ def _from_datasets(source: Source, place: Callable[[str], str], streaming: bool)
     try:
         splits, commit = _load(name, config, revision, streaming)
     except Exception as error:  # the library raises its own, OSErrors and HTTP errors alike
-        raise _not_loaded(error, name, revision, place) from None
+        raise of_disk(error.__cause__ or error) or _not_loaded(error, name, revision, place) from None
 
     def table(key: str, split: str) -> Table:
         if split not in splits:
@@ -208,8 +211,13 @@ def _load(name: str, config: str | None, revision: str | None, streaming: bool) 
     if any((Path(name) / file).is_file() for file in ("dataset_dict.json", "state.json")):  # by save_to_disk
         loaded = datasets.load_from_disk(name)
         return loaded if isinstance(loaded, dict) else {"train": loaded}, None
-    builder = datasets.load_dataset_builder(name, config, revision=revision)
-    commit = None if Path(name).is_dir() else builder.hash
+    if Path(name).is_dir():  # of which the library would know the files by their times, which rsync -t and tar keep
+        content = hashlib.sha256(repr(digests_of(Path(name))).encode()).hexdigest()[:16]
+        made = Path(datasets.config.HF_DATASETS_CACHE) / content
+        builder, commit = datasets.load_dataset_builder(name, config, cache_dir=str(made)), None
+    else:
+        builder = datasets.load_dataset_builder(name, config, revision=revision)
+        commit = builder.hash
     if streaming:
         return builder.as_streaming_dataset(), commit
     builder.download_and_prepare()

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
     from pyarrow import parquet
 
+AS_FILES = "give its files as train_file, which names the line of what is broken"
+
 
 def refuse_twice(names: Iterable[str], place: str) -> None:
     """Raise UserError at `place` for two columns of one name: only one of them would be read."""
@@ -142,6 +144,21 @@ def _whole_parquet(path: Path) -> Iterator[None]:
         raise UserError(str(path), problem, "write or download it again") from None
 
 
+def digests_of(folder: Path) -> list[str]:
+    """Return the digests of all files in a directory, in the order of their paths."""
+    return [digest(path) for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+def why_unread(error: Exception) -> str:
+    """Return why the datasets library cannot read files: its own error may only say that one occurred."""
+    from datasets.exceptions import DatasetGenerationError
+    from datasets.table import CastError
+
+    hidden = (error.__cause__ or error.__context__) if isinstance(error, DatasetGenerationError) else None
+    reason = hidden or error
+    return f"its files differ: {reason.details()}" if isinstance(reason, CastError) else first_line(reason)
+
+
 class Table:
     """A split of the datasets library, in memory-mapped files or streamed.
 
@@ -158,9 +175,7 @@ class Table:
         """Return the digests of a local directory, whose content may change, or the name of a set on the Hub; then the
         version."""
         folder = Path(self.place)
-        local = folder.is_dir()
-        files = [digest(path) for path in sorted(folder.rglob("*")) if path.is_file()] if local else [self.place]
-        return [*files, repr(self.version)]
+        return [*(digests_of(folder) if folder.is_dir() else [self.place]), repr(self.version)]
 
     def chunks(self, cursor: tuple[int, dict[str, object] | None] | None = None) -> Iterator[RowChunk]:
         done, state = cursor or (0, None)
@@ -177,7 +192,11 @@ class Table:
             yield _arrow_chunk(table.combine_chunks().to_batches()[0], self.place, begin + 1, (done, state))
 
     def _next(self, tables: "Iterator[pyarrow.Table]", done: int) -> "pyarrow.Table | None":
-        """Return the next table, after `done` rows, or None at the end. Raises UserError for one that expands too far
-        (bounded())."""
-        with bounded(lambda: f"{self.place}, row {done + 1}"):
-            return next(tables, None)
+        """Return the next table, after `done` rows, or None at the end. Raises UserError for one that cannot be read, or expands
+        too far (bounded())."""
+        place = f"{self.place}, row {done + 1}"
+        try:
+            with bounded(lambda: place):
+                return next(tables, None)
+        except ValueError as error:  # only of a stream: other files were read when the split was made
+            raise UserError(place, f"from here on it cannot be read: {why_unread(error)}", AS_FILES) from None
