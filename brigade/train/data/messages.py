@@ -1,20 +1,18 @@
 """Chats in one form: roles, contents, tool calls whose arguments are objects, and which turns are learned."""
 
-import ast
-import functools
-import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
 from ...errors import shown
 from ...errors.tables import Fields
 from . import image_places, keys
-from .arrow_values import DECODER
+from .arrow_values import DECODER, json_or
+from .json_texts import from_json, value_of
 from .row_images import GIVEN, INDICES, TYPES, RowImages
 from .rows import BadRow, Message, not_text
-from .tool_calls import calls_of, from_json, one_of, refuse_spelled
+from .tool_calls import calls_of, one_of, refuse_spelled
 
 # The names of roles: OpenAI's, ShareGPT's, and those of LLaMA-Factory and ms-swift for calls and their results.
 CALLS = ("function_call", "tool_call")
@@ -38,23 +36,20 @@ READ = frozenset(("role", "from", "content", "value", "tool_calls", "function_ca
 SAID = frozenset(("content", "value", "tool_calls", "function_call"))
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # Transformers gives templates each as the first two
 PARTS = ("text", *TYPES)  # types of a content's parts
+OTHER_TEXTS = ("input_text", "output_text")  # those of texts in OpenAI's Responses, which are refused
 TEXTS = ("text", "value", "content")  # keys of a part that is a text
 BARE = frozenset(("type", *GIVEN, *INDICES))  # of a part that is an image
 LISTS = ("messages", "conversations", "conversation")  # under which an object holds its turns
 # Keys beside them of a whole row; a request to a model has others.
 OF_ROWS = frozenset(("id", "idx", "source", "system", "tools", "functions", "images", "metadata"))
 OTHER_ROLES = ("bot", "model", "ai", "chatbot", "chatgpt")  # which no template has, in small letters
+_LIST = re.compile(r"""\s*["']?(?:array\()?\[\s*(?:\\+n\s*)?\{""")  # how one begins that may be a list of parts
 # How a text begins that may be a list of turns, and a role in it, in JSON (perhaps encoded twice) or Python.
 _BEGINS = re.compile(r"""[\s\ufeff"'(\[]*(?:array\(\s*\[\s*)?\{\s*\\*["']""")
 _NAMES = "|".join((*ROLES, *OTHER_ROLES))
 _ROLE = re.compile(rf"""["'](?:role|from)\\*["']\s*:\s*\\*["'](?:{_NAMES})\\*["']""", re.IGNORECASE)
 # Objects of a program, as Python prints them: OpenAI's ChatCompletionMessage, an OrderedDict.
 _OBJECT = re.compile(rf"""\s*\[?(?:\w*Message|OrderedDict)\(.*\brole'?[=,]\s*["'](?:{_NAMES})["']""", re.DOTALL)
-# What Python writes otherwise than JSON: texts, constants, and NumPy's arrays, whose elements no comma divides.
-_PYTHON = re.compile(
-    r"""(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|\b(?P<constant>True|False|None)\b|(?P<gap>\}\s+(?=\{))|\barray\(|,\s*dtype=object\)"""
-)
-_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 
 
 def turns(
@@ -82,7 +77,18 @@ def turns(
             whole[-1] = turn | last | {"tool_calls": [*last.get("tool_calls", []), *turn["tool_calls"]]}
         else:
             whole.append(turn)
+    count_quoted(messages, unread)
     return whole
+
+
+def count_quoted(messages: list[Message], unread: set[str]) -> None:
+    """Add to `unread` that all contents of a chat are JSON of texts or parts, as in a table that has lost its types. They may be
+    meant."""
+    said = (message.get(key) for message in messages for key in ("content", "value"))
+    texts = [text for text in said if isinstance(text, str)]
+    kinds = {type(json_or(None, text) if text.lstrip().startswith(('"', "[")) else None) for text in texts}
+    if len(texts) > 1 and str in kinds and kinds <= {str, list}:
+        unread.add("contents that are all JSON of texts, read with its quotes and escapes")
 
 
 def turns_from_text(value: object, called: str = "messages") -> Any:
@@ -103,7 +109,7 @@ def turns_from_text(value: object, called: str = "messages") -> Any:
         if not _BEGINS.match(value) or not _ROLE.search(value):
             return value
         value = value.lstrip("\ufeff")
-        read = _read_list(value) or _read_lines(value)
+        read = value_of(value) or _read_lines(value)
         if read is None and not _is_json_and_more(value):
             problem = (
                 f"{called} seems to be a list of turns, and is neither JSON nor Python's repr of one: {shown(value)}"
@@ -143,17 +149,24 @@ def _turns_within(value: Fields, called: str) -> Any:
     return [value] if others else inner
 
 
-def _parts_from_text(text: str, role: str) -> list[Fields] | str:
-    """Return the parts that a content's text spells, as turns_from_text() does with turns; else the text."""
-    parts = _read_list(text) if "type" in text else None
-    return parts if isinstance(parts, list) and all(_is_part(part, role) for part in parts) else text
+def _parts_from_text(text: str, role: str, unread: set[str]) -> list[Fields] | str:
+    """Return the parts that a content's text spells, as turns_from_text() does with turns; else the text. `unread` gets a list of
+    parts that may be what was asked for."""
+    parts, known = value_of(text) if "type" in text else None, (*PARTS, *OTHER_TEXTS, *keys.PARTS.entries)
+    if not isinstance(parts, list) or not all(isinstance(part, dict) and part.get("type") in known for part in parts):
+        return text
+    are_parts = [_is_part(part, role) for part in parts if part["type"] in (*PARTS, *OTHER_TEXTS)]
+    if are_parts and all(are_parts):
+        return parts
+    unread.add(f"contents of {role!r} that are a list of parts as text, read as letters")
+    return text
 
 
-def _is_part(value: object, role: str) -> bool:
+def _is_part(value: Fields, role: str) -> bool:
     """Whether it is a part and nothing more. What an assistant is asked for in JSON may well have a type, too."""
-    if not isinstance(value, dict) or value.get("type") not in PARTS:
-        return False
     kind = value["type"]
+    if kind in OTHER_TEXTS:
+        return isinstance(value.get("text"), str)
     if kind in value or role == "assistant":
         return kind in value
     if kind == "text":
@@ -161,27 +174,11 @@ def _is_part(value: object, role: str) -> bool:
     return value.keys() <= BARE
 
 
-def _read_list(text: str) -> Any:
-    """Return the value of a text of JSON, of JSON in a text, or of a repr; None where it is none of them."""
-    spellings: tuple[Callable[[str], str], ...] = (str, functools.partial(_PYTHON.sub, _json_of))
-    for spell in spellings:
-        with suppress(ValueError, SyntaxError, RecursionError):
-            value = DECODER.decode(spell(text))
-            return _read_list(value) if isinstance(value, str) else value
-    return None
-
-
 def _read_lines(text: str) -> list[object] | None:
     """Return the values of a text of JSON, one a line; None where it is none."""
     with suppress(ValueError, RecursionError):
         return [DECODER.decode(line) for line in text.splitlines() if line.strip()]
     return None
-
-
-def _json_of(found: re.Match[str]) -> str:
-    if found["text"]:
-        return json.dumps(ast.literal_eval(found["text"]))  # a text by itself: nothing nested, and nothing that runs
-    return _CONSTANTS[found["constant"]] if found["constant"] else "}," * bool(found["gap"])
 
 
 def _is_json_and_more(text: str) -> bool:
@@ -220,8 +217,8 @@ def _message(message: Any, unread: set[str], images: RowImages | None) -> Messag
     calls = _calls(message, role, content, unread)
     if role in CALLS:
         content = ""
-    elif isinstance(content, str) and content.startswith("[{") and role not in RESULTS:
-        content = _parts_from_text(content, ROLES[role])
+    elif isinstance(content, str) and _LIST.match(content) and role not in RESULTS:
+        content = _parts_from_text(content, ROLES[role], unread)
     if isinstance(content, list):
         content, flags_of_parts = _joined(content, role, unread, images)
         flags |= flags_of_parts

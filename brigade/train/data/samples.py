@@ -8,14 +8,15 @@ from typing import Protocol
 from ...errors import shown
 from .arrow_values import json_or
 from .images import ImageReader, ImageSource
+from .json_texts import from_json
 from .keys import PAIRS, WEIGHT, Columns, Row, blank, names_of, says_nothing
 from .marks import AS_SAMPLE
-from .messages import turns, turns_from_text
+from .messages import count_quoted, turns, turns_from_text
 from .order import NO_ANSWER, behind_last_question, check_order, wanted
 from .rendered import repeats
 from .row_images import RowImages
 from .rows import BadRow, Chat, Message, Variables, not_text
-from .tool_calls import from_json, holds_null, tool_definitions
+from .tool_calls import holds_null, tool_definitions
 
 # What other sets call the columns, in small letters, for the cure of a row that has none of ours.
 USUAL = {
@@ -196,6 +197,7 @@ def pair(row: Row, templates: Templates, learns_history: bool = True, images: Ro
         completion = completion[len(prompt) :]
     before = turns(prompt, row.said, row.name("prompt"), images)
     after = turns(completion, row.said, row.name("completion"), images)
+    count_quoted([*prompt, *completion], row.said)
     if not any(message["role"] == "assistant" for message in after):
         raise BadRow("the completion has no assistant turn, so nothing is supervised", NO_ANSWER)
     return chat(row, before + after, len(before), templates, images)

@@ -7,7 +7,8 @@ from typing import Any
 
 from ...errors import first_line, shown
 from ...errors.tables import Document, Fields
-from .arrow_values import DECODER, json_or
+from .arrow_values import json_or
+from .json_texts import from_any_text, from_json, value_of
 from .keys import says_nothing
 from .rows import BadRow, Message, Tools
 
@@ -20,6 +21,11 @@ RESULTS = ("result", "results", "output", "response", "error")  # of a call, bes
 ABOUT = ("call_id", "tool_call_id", "status", "namespace", "description", "title", "strict", "thought_signature", "cache_control",
          "extra_content", "provider_specific_fields")  # fmt: skip
 MAY_BE_NULL = ("default", "const", "enum", "example", "examples")  # keys of a schema
+# Keys of a schema that hold objects of schemas, schemas or lists of them, and lists.
+NAMED_WITHIN = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+SCHEMAS_WITHIN = ("items", "prefixItems", "anyOf", "oneOf", "allOf", "not", "if", "then", "else", "contains", "propertyNames",
+                  "additionalProperties")  # fmt: skip
+LISTS_WITHIN = ("type", "enum", "required")
 KNOWN = frozenset(("id", "type", "index", "function", "name", *ARGUMENTS))  # keys of a call
 # What opens a call once a template has written it: Hermes', Llama 3's and 4's, Mistral's, DeepSeek's, Kimi's, MiniMax's, Qwen's.
 _SPELLED = re.compile(
@@ -136,17 +142,17 @@ def behind_its_call(result: Message, number: int, calls: list[Fields], begin: in
 
 def tool_definitions(tools: object, functions: object = None) -> Tools | None:
     """Return definitions of tools, or None. They may be a list of objects or JSON of one (Arrow cannot hold tools of different
-    parameters), and so may each of them and its parameters.
+    parameters), and so may each of them, its parameters, and the schemas in these.
 
     functions: OpenAI's older form, without the object around each
     """
     definitions = []
     for given, key in (tools, "tools"), (functions, "functions"):
-        value = from_json(given or None, key)
+        value = from_any_text(given or None, key)
         if not value:
             continue
         if isinstance(value, list):
-            value = [from_json(tool, key) for tool in value]
+            value = [from_any_text(tool, key) for tool in value]
         if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
             raise BadRow(f"{key} is {shown(value)}, not a list of definitions", "give a list of JSON schemas")
         refuse_what_json_lacks(value, key)
@@ -161,17 +167,54 @@ def _definition(tool: Fields, called: str) -> Fields:
         tool = {key: value for key, value in tool.items() if key != "function"}
     inner = tool.get("function", tool)
     if isinstance(inner, str) and inner.lstrip().startswith("{"):
-        inner = from_json(inner, f"functions in {called}")
+        inner = from_any_text(inner, f"functions in {called}")
     if not isinstance(inner, dict):
         raise BadRow(f"a function in {called} is {shown(inner)}, not a definition", "give a JSON schema")
     of = f"of the tool {inner.get('name')!r}"
-    given = {key: from_json(inner[key], f"{key} {of}") for key in SCHEMAS if not says_nothing(inner.get(key))}
+    given = {key: _parameters(inner[key], f"{key} {of}") for key in SCHEMAS if not says_nothing(inner.get(key))}
     if given:
         others = {key: value for key, value in inner.items() if key not in SCHEMAS}
         inner = others | {"parameters": one_of(given, of)}
     if called == "functions":
         tool = {"type": "function", "function": inner}
     return tool | {"function": inner} if "function" in tool else inner
+
+
+def _parameters(value: object, called: str) -> Any:
+    """Return the schema of what a tool takes. It may also be an object of schemas alone, as xLAM's are."""
+    read = _schema(from_any_text(value, called), called)
+    if not isinstance(read, dict) or "properties" in read or isinstance(read.get("type"), str):
+        return read
+    objects = {key: value_of(inner) for key, inner in read.items() if isinstance(inner, str)}
+    return read | {key: _schema(inner, called) for key, inner in objects.items() if isinstance(inner, dict)}
+
+
+def _schema(value: object, called: str) -> Any:
+    """Return a schema, or a list of them. A text of JSON where an object or a list has to stand is what tables leave whose types
+    are lost: it is read. Raises BadRow where it cannot be."""
+    if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
+        value = from_any_text(value, called)
+    if isinstance(value, list):
+        return [_schema(inner, called) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: _of_schema(key, inner, f"{key} in the {called}") for key, inner in value.items()}
+
+
+def _of_schema(key: str, value: object, called: str) -> Any:
+    if key in SCHEMAS_WITHIN:
+        return _schema(value, called)
+    if key in LISTS_WITHIN and isinstance(value, str) and value.startswith(("[", '"')):
+        read = json_or(value_of(value), value)
+        return value if read is None else read
+    if key not in NAMED_WITHIN or not value:
+        return value
+    read = from_any_text(value, called)
+    if isinstance(read, dict):
+        return {name: _schema(inner, f"{name!r} in the {called}") for name, inner in read.items()}
+    if isinstance(value, str):
+        raise BadRow(f"{called} are {shown(read)}, not an object", 'write {"NAME": {"type": ...}, ...}')
+    return value
 
 
 def refuse_what_json_lacks(value: object, called: str) -> None:
@@ -189,12 +232,3 @@ def holds_null(value: object) -> bool:
     if isinstance(value, dict):
         return any(inner is None or holds_null(inner) for key, inner in value.items() if key not in MAY_BE_NULL)
     return isinstance(value, list) and any(map(holds_null, value))
-
-
-def from_json(value: object, called: str) -> Any:
-    """Return a value that may be JSON in a text. Raises BadRow, naming what it is `called`, where the text is no JSON."""
-    try:
-        return DECODER.decode(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)[:80]
-        raise BadRow(f"{called} are not JSON: {reason}", "fix them") from None

@@ -270,9 +270,49 @@ def test_definitions_of_tools_in_any_spelling(tool):
     ([3], "not a list of definitions"), ([{"function": "f"}], "a function in tools is 'f', not a definition"),
     ([{"function": [1]}], "a function in tools is [1], not a definition"),
     ([{"function": '{"name": "f", "x": NaN}'}], "tools hold what JSON cannot say"),
+    ([{"name": "f", "parameters": {"properties": "none"}}], "properties in the parameters of the tool 'f' are not JSON"),
+    ([{"name": "f", "parameters": {"$defs": "3"}}], "$defs in the parameters of the tool 'f' are 3, not an object"),
+    ([{"name": "f", "parameters": {"properties": {"p": '{"type"'}}}], "'p' in the properties in the parameters of the tool"),
+    ([{"name": "f", "parameters": {"properties": {"p": {"items": '{"default": NaN}'}}}}], "tools hold what JSON cannot say"),
 ], ids=str)  # fmt: skip
 def test_definitions_that_cannot_be_read_are_refused(tools, said):
     assert said in refusal(tool_definitions, tools)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"p": {"type": ["array", "null"], "items": {"$ref": "#/$defs/d"}, "default": "[1]"}},
+    "required": ["p"],
+    "$defs": {"d": {"enum": ["{", "["], "anyOf": [{"type": "string"}], "description": "{x}"}},
+}
+
+
+def texts_within(value):
+    """The value in which one object or list after another is JSON in a text, or its repr."""
+    inner = list(value.items() if isinstance(value, dict) else enumerate(value))
+    for key, each in inner:
+        copy = dict(value) if isinstance(value, dict) else list(value)
+        if isinstance(each, (dict, list)):
+            for copy[key] in json.dumps(each), json.dumps(each, indent=1), repr(each), *texts_within(each):
+                yield dict(copy) if isinstance(copy, dict) else list(copy)
+
+
+def test_schemas_of_a_table_that_has_lost_its_types():
+    """JSON within JSON where a schema has an object or a list: the model would be shown a text."""
+    definition = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+    spelled = list(texts_within([definition]))
+    assert len(spelled) > 30
+    quoted = json.dumps(definition).replace('"string"', json.dumps('"string"'))
+    for tools in ([definition], str([definition]), *spelled, json.dumps(str([definition])), f"[{quoted}]"):
+        assert tool_definitions(tools) == [definition], tools
+    bare = {
+        "city": {"type": "str", "default": "{}"},
+        "type": {"type": "str"},
+        "days": "a number",
+        "note": "{of any kind}",
+    }
+    for parameters in bare, bare | {"city": json.dumps(bare["city"])}, repr(bare):
+        assert tool_definitions([{"name": "f", "parameters": parameters}]) == [{"name": "f", "parameters": bare}]
 
 
 # ---- keys of peers ---------------------------------------------------------------------------------------------------

@@ -77,7 +77,10 @@ def test_each_column_of_turns_may_hold_a_text(from_rows, tokenizer, row):
     assert words(tokenizer, prepared.train[0]) == "Paris.<|im_end|>" and not prepared.facts["unread"]
 
 
-@pytest.mark.parametrize("spell", [json.dumps, repr, lambda parts: str(array(parts))])
+@pytest.mark.parametrize("spell", [
+    json.dumps, repr, lambda parts: str(array(parts)), lambda parts: json.dumps(parts, indent=1),
+    lambda parts: f"\n {parts}", lambda parts: json.dumps(json.dumps(parts, indent=1)), lambda parts: repr(array(parts)),
+])  # fmt: skip
 def test_parts_of_a_content_may_be_a_text(spell):
     parts = [{"type": "text", "text": "Par"}, {"type": "text", "text": "is."}]
     read = turns([{"role": "user", "content": "q"}, {"role": "assistant", "content": spell(parts)}], set())
@@ -90,6 +93,55 @@ def test_parts_of_a_content_may_be_a_text(spell):
         ("assistant", "[{type}]"),
     ):
         assert turns([{"role": role, "content": content}], set())[0]["content"] == content
+
+
+@pytest.mark.parametrize("kind", ["input_text", "output_text"])
+def test_parts_under_another_name_are_refused_as_text_too(kind):
+    for role in ("user", "assistant"):
+        for content in (parts := [{"type": kind, "text": "x"}]), json.dumps(parts):
+            with pytest.raises(BadRow, match=f"a part of type '{kind}'"):
+                turns([{"role": role, "content": content}], set())
+    with pytest.raises(BadRow, match="which is not read from a list of parts"):
+        turns(
+            [{"role": "assistant", "content": json.dumps([{"type": "text", "text": "x"}, {"type": "tool_use"}])}], set()
+        )
+
+
+@pytest.mark.parametrize(
+    "content", [[{"type": "text", "content": "x"}], [{"type": "tool_use", "name": "f", "input": {}}]]
+)
+def test_parts_that_an_assistant_may_have_been_asked_for_are_counted(content):
+    unread = set()
+    (turn,) = turns([{"role": "assistant", "content": json.dumps(content)}], unread)
+    assert turn["content"] == json.dumps(content)
+    assert unread == {"contents of 'assistant' that are a list of parts as text, read as letters"}
+
+
+QUOTED = {"contents that are all JSON of texts, read with its quotes and escapes"}
+TYPELESS = [[{"type": "text", "text": "q"}], "x"], ["q\n", "x"]
+
+
+@pytest.mark.parametrize("said", TYPELESS, ids=str)
+def test_contents_of_a_table_that_has_lost_its_types_are_counted(said, from_rows):
+    """As datasets' to_csv() leaves a column whose values are of several kinds."""
+    contents = [json.dumps(each) for each in said]
+    user, assistant = (
+        {"role": role, "content": text} for role, text in zip(("user", "assistant"), contents, strict=True)
+    )
+    row = {"messages": repr([user, assistant])}
+    apart = {"prompt": repr([user]), "completion": repr([assistant])}
+    texts = {"prompt": contents[0], "completion": contents[1]}
+    for each in (row, apart) if "[" in contents[0] else (row, apart, texts):
+        assert {*from_rows(each).facts["unread"]} == QUOTED, each
+
+
+@pytest.mark.parametrize(
+    "said", [('"q"', "x"), ("q", '"x"'), ('"a", "b"', '"x"'), ("[1]", "[2]"), ('"q', 'x"'), ("7", '"x"')]
+)
+def test_other_contents_in_quotes_are_texts(said):
+    unread = set()
+    turns([{"role": role, "content": text} for role, text in zip(("user", "assistant"), said, strict=True)], unread)
+    assert not unread
 
 
 def test_a_text_of_turns_is_not_learned_as_letters(from_rows, mistake):
