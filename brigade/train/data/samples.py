@@ -8,7 +8,7 @@ from typing import Protocol
 from ...errors import shown
 from .arrow_values import json_or
 from .images import ImageReader, ImageSource
-from .json_texts import from_json
+from .json_texts import from_any_text, value_of
 from .keys import PAIRS, WEIGHT, Columns, Row, blank, names_of, says_nothing
 from .marks import AS_SAMPLE
 from .messages import count_quoted, turns, turns_from_text
@@ -263,8 +263,9 @@ def question(row: Row, prompt: str) -> str:
 def _history(row: Row) -> list[tuple[str, str]]:
     """Return the questions and answers before the prompt, as sets for Alpaca and LLaMA-Factory have them: all answers are
     learned."""
-    history = row.get("history") or []
-    history = json_or(history, history) if isinstance(history, str) else history
+    given = row.get("history") or []
+    read = value_of(given) if isinstance(given, str) else None
+    history = given if read is None else read
     pairs = isinstance(history, list) and all(
         isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in history
     )
@@ -311,7 +312,7 @@ def chat(row: Row, whole: list[Message], begin: int, templates: Templates, image
 def _variables(row: Row) -> Variables:
     """Return what a row hands to its chat template besides the chat: {"enable_thinking": false}."""
     name = row.name("chat_template_kwargs")
-    given = from_json(row.get("chat_template_kwargs") or {}, name)
+    given = from_any_text(row.get("chat_template_kwargs") or {}, name)
     if not isinstance(given, dict):
         raise BadRow(
             f"column {name!r} is {shown(given)}, not an object of variables", 'write {"enable_thinking": false}'

@@ -77,6 +77,27 @@ def test_each_column_of_turns_may_hold_a_text(from_rows, tokenizer, row):
     assert words(tokenizer, prepared.train[0]) == "Paris.<|im_end|>" and not prepared.facts["unread"]
 
 
+@pytest.mark.parametrize("spell", [json.dumps, repr, lambda value: json.dumps(json.dumps(value))])
+def test_other_columns_of_a_table_in_csv(encode, spell):
+    pair = {"prompt": "q", "completion": "x"}
+    function = {
+        "name": "f",
+        "parameters": {"properties": {"it's": {"type": "string", "default": None}}},
+        "strict": True,
+    }
+    tools, kwargs = [{"type": "function", "function": function}], {"enable_thinking": False}
+    for columns in (
+        {"tools": tools},
+        {"functions": [function]},
+        {"history": [["a", "b"]]},
+        {"history": []},
+        {"chat_template_kwargs": kwargs},
+    ):
+        ((key, value),) = columns.items()
+        one, other = (encode({**pair, key: given}, "answers", template="qwen3") for given in (value, spell(value)))
+        assert not one.bad and not other.bad and (one.tokens == other.tokens).all(), key
+
+
 @pytest.mark.parametrize("spell", [
     json.dumps, repr, lambda parts: str(array(parts)), lambda parts: json.dumps(parts, indent=1),
     lambda parts: f"\n {parts}", lambda parts: json.dumps(json.dumps(parts, indent=1)), lambda parts: repr(array(parts)),
