@@ -220,6 +220,7 @@ def exchange(
             problem = "prompt and answer are each a text in a list, spelled as JSON, and would be read as letters"
             raise BadRow(problem, "write the texts themselves, or messages")
         row.said.add("prompts and answers that are lists of texts as JSON, read as letters")
+    count_quoted([{"content": prompt}, {"content": completion}], row.said)
     prompt = question(row, prompt)
     if repeats(prompt, [completion]):
         row.said.add("completions that begin with their prompt, which is learned again")

@@ -154,6 +154,7 @@ def test_contents_of_a_table_that_has_lost_its_types_are_counted(said, from_rows
     texts = {"prompt": contents[0], "completion": contents[1]}
     for each in (row, apart) if "[" in contents[0] else (row, apart, texts):
         assert {*from_rows(each).facts["unread"]} == QUOTED, each
+    assert {*from_rows(texts, chat_template="none").facts["unread"]} == QUOTED
 
 
 @pytest.mark.parametrize(
