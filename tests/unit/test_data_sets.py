@@ -103,6 +103,16 @@ def test_why_a_directory_is_not_read(opened, mistake, tmp_path, files, reason, s
     assert "network" not in said and "give its files as train_file" in said
 
 
+def test_a_directory_without_what_is_asked_for(laid_out, opened, mistake, tmp_path):
+    said = mistake(opened, dataset_name=laid_out(train=A), dataset_config_name="en")
+    assert (
+        "Available: ['default']" in said and "check its files and its configurations" in said and "network" not in said
+    )
+    (tmp_path / "empty").mkdir()
+    said = mistake(opened, dataset_name=str(tmp_path / "empty"))
+    assert "doesn't contain any data files" in said and "check its files and its configurations" in said
+
+
 def test_a_full_disk_is_no_fault_of_the_files(laid_out, opened, mistake, monkeypatch):
     def full(*args, **named):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

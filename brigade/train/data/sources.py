@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...errors import UserError
+from ...errors import UserError, first_line
 from ...errors.disk import of_disk
 from ..host.files import refuse_lfs_pointers, refuse_other_forms
 from ..host.hub import CONNECT, hub_is_away, is_path, refusal, status_of
@@ -106,9 +106,12 @@ def _ask_hub(name: str, revision: str | None, place: Callable[[str], str]) -> No
 
 
 def _not_loaded(error: Exception, name: str, revision: str | None, place: Callable[[str], str]) -> UserError:
-    why, cure = (why_unread(error), AS_FILES) if Path(name).is_dir() else refusal(error, name, "dataset", revision)
+    local = Path(name).is_dir()
+    why, cure = ("", "") if local else refusal(error, name, "dataset", revision)
     if not cure:
-        why, cure = why_unread(error), "check the name and the network, or give a train_file"
+        why, check = why_unread(error), "its files and its configurations" if local else "the name and the network"
+        is_of_a_file = why != first_line(error)  # which the library's own error does not say
+        cure = AS_FILES if is_of_a_file else f"check {check}, or give a train_file"
     return UserError(place("dataset_name"), f"data set {name!r} does not load: {why}", cure)
 
 
