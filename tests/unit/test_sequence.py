@@ -9,10 +9,12 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from brigade.train.data.answers import ANSWERS, MISMATCHED, RUNS
 from brigade.train.data.collate import ABOUT, Collate, Layout
 from brigade.train.data.store import IGNORED
 from brigade.train.engines.parallel import sequence, sequence_checks
 from brigade.train.model import attention
+from brigade.train.recipe.objectives import JUDGED
 
 
 def row(lengths, labelled):
@@ -53,6 +55,19 @@ def test_the_parts_of_a_micro_batch_are_the_whole(rows, of, least):
     there = whole["shift_labels"][0] != IGNORED
     assert torch.equal(torch.cat(kept), whole["logits_to_keep"][there])
     assert torch.equal(torch.cat(targets), whole["shift_labels"][0][there])
+
+
+def test_the_answers_to_other_prompts_are_divided_as_the_answers_are():
+    """KTO sums the log-probabilities of both over the parts."""
+    other = row([12], [False, True])
+    rows = [row([9], [False, True]) | {"desirable": np.array([True]), MISMATCHED: other}]
+    how = dataclasses.replace(HOW, rows=JUDGED)
+    parts = [sequence.DividedSequences(0, how, number, 2)((rows, 17)) for number in range(2)]
+    for wanted, batches in (rows[0], parts), (other, [part[ANSWERS][MISMATCHED] for part in parts]):
+        assert all(batch[sequence.IN_PARTS] for batch in batches)
+        assert sum(int(batch[ANSWERS][RUNS].sum()) for batch in batches) == (wanted["labels"] != IGNORED).sum()
+        ids = torch.cat([batch["input_ids"] for batch in batches], 1)[0, : len(wanted["input_ids"])]
+        assert ids.tolist() == wanted["input_ids"].tolist()
 
 
 @given(ROWS, st.integers(2, 5))

@@ -4,6 +4,7 @@ Attention learns where samples begin in each way that an implementation of Trans
 again (eager, SDPA, flex) and from cumulative lengths (flash, varlen). Neither works with an attention mask or a cache.
 """
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -166,7 +167,8 @@ class Collate:
         )
         if how.rows == objectives.JUDGED:  # a filler's answer to another prompt is the filler itself
             others: list[Any] = [sequence.get(MISMATCHED, sequence) for sequence in fetched_sequences]
-            unlabelled = Collate(self.pad_token_id, replace(how, rows=objectives.PAIRS))
+            unlabelled = copy.copy(self)  # of its kind: where sequences are divided, these are too
+            unlabelled.layout = replace(how, rows=objectives.PAIRS)
             batch[ANSWERS][MISMATCHED] = unlabelled((others, None))
         if how.processor is not None:
             how.processor.add_to(batch, sequences)

@@ -19,6 +19,9 @@ from .known import Known
 from .packing import Sequences
 from .stored_files import Flat, array
 
+MISMATCHED_AS = (
+    1  # raise it where other answers become mismatched, or a reference's log-probabilities of them were wrong
+)
 IGNORED = -100  # the label that torch's cross-entropy and Transformers skip
 
 TokenSequence = dict[str, Any]  # arrays, and of JUDGED another TokenSequence
@@ -62,7 +65,7 @@ class Samples(Sequence[TokenSequence]):
         weighs = split == "train" and "weights.npy" in manifest
         self._weights = array(manifest, "weights.npy") if weighs else None
         self._images = StoredImages(folder, manifest) if StoredImages.are_in(manifest) else None
-        self.stored = len(self)
+        self._whole, self.stored = self._samples, len(self)
         if most and most < self.stored:
             whole = Sequences(self._samples, np.diff(self._sequences))
             part = whole.in_order(np.linspace(0, self.stored - 1, most, dtype=int))
@@ -119,9 +122,9 @@ class Samples(Sequence[TokenSequence]):
 
     @functools.cached_property
     def _other(self) -> np.ndarray:
-        """For each sample of the split another row's: the next one in a random cycle, which neither packing nor the number of
-        ranks changes."""
-        cycle = np.random.Generator(np.random.PCG64(0)).permutation(np.sort(self._samples))
+        """For each sample of the split another row's: the next one in a random cycle of all, which neither packing, the number of
+        ranks nor `most` changes: what a reference says of the two is kept (MISMATCHED_AS)."""
+        cycle = np.random.Generator(np.random.PCG64(0)).permutation(np.sort(self._whole))
         following, row_of = np.roll(cycle, -1), array(self._manifest, "row_of.npy")
         # Both answers of a pair are one row's: where they stand side by side, the first takes what follows the second.
         same = row_of[cycle] == row_of[following]

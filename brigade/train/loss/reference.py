@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..data.answers import ANSWERS, MISMATCHED
-from ..data.store import MicroBatch
+from ..data.store import MISMATCHED_AS, MicroBatch
 from ..distributed import consistency
 from ..distributed.process import this_process
 from ..engines.engine import StepContext
@@ -82,8 +82,9 @@ class Reference:
                 self.model = second_model.load_reference(self.trainer, self.reference)
             return self._look
 
-        columns = 1 + (objective_of(self.trainer.run.settings.recipe.training).rows == JUDGED)
-        precomputed = Precomputed(self.trainer, "reference", "log-probabilities", columns, self._made_of())
+        judged = objective_of(self.trainer.run.settings.recipe.training).rows == JUDGED
+        made_of = self._made_of() + [MISMATCHED_AS] * judged
+        precomputed = Precomputed(self.trainer, "reference", "log-probabilities", 1 + judged, made_of)
         with looking(self.trainer):
             precomputed.complete(load)
         self.model = None

@@ -190,6 +190,21 @@ def test_answers_of_one_pair_are_never_each_others_neighbours(prepared, tokenize
             assert number not in other.split(".")[0].split()
 
 
+def test_how_many_are_evaluated_changes_no_neighbour(prepared, tokenizer, monkeypatch):
+    """What the reference says of it is kept for both."""
+    monkeypatch.setattr(preparing, "MOST_EVALUATED", 5)
+    content = judged("a", 400)
+    few, every = prepared(content, None, KTO), prepared(content, None, KTO, max_eval_samples=None)
+    assert few.fingerprint == every.fingerprint
+    (few,), (every,) = few.heldout.values(), every.heldout.values()
+    assert 5 == len(few) < len(every)
+    of_each = [
+        {samples_of(tokenizer, each)[0]: samples_of(tokenizer, each["mismatched"])[0] for each in held}
+        for held in (few, every)
+    ]
+    assert of_each[0].items() <= of_each[1].items()
+
+
 def test_a_mismatched_answer_is_cut_at_max_length(prepared):
     texts = (("a " * 20, "b", True), ("a", "b " * 20, False))
     content = [dict(zip(("prompt", "completion", "label"), text, strict=True)) for text in texts]
