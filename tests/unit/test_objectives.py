@@ -1,6 +1,7 @@
 """What users rely on of objectives: which keys they read, losses of their own, and log-probabilities in every layout."""
 
 import json
+import math
 import re
 from types import SimpleNamespace
 
@@ -182,6 +183,24 @@ def test_losses_like_ours_keep_the_contract(name, loss_type):
     settings = flags.load(argv)
     function = loss_of(settings)
     assert not load._breaks_contract(lambda: function, settings.recipe.training)
+
+
+@pytest.mark.parametrize("chosen, rejected", [(20.0, 1.0), (1.0, 20.0), (20.0, 20.0)])
+def test_orpo_has_a_gradient_where_an_answer_is_certain(chosen, rejected):
+    """From a gap of 17 on, an fp32 cross-entropy of one token is 0, whose odds are infinite."""
+    logits = torch.tensor([[chosen, 0.0], [rejected, 0.0]], requires_grad=True)
+    settings = flags.load(["--objective", "orpo"])
+    function, options, one = loss_of(settings), options_of(settings.recipe.training), torch.ones(1)
+    found = -torch.nn.functional.cross_entropy(logits, torch.zeros(2, dtype=torch.long), reduction="none").double()
+    result = function(Pairs(found[:1], found[1:], one, one), options)
+    result.losses.sum().backward()
+    assert all(bool(figure.isfinite().all()) for figure in (result.losses, *result.figures.values()))
+    # The gap of the two logits is the log odds itself: the gradient is that of beta x softplus(rejected - chosen).
+    share = options.beta * torch.sigmoid(torch.tensor(rejected - chosen))
+    wanted = [-float(share) - 1 / (1 + math.exp(chosen)), float(share)]
+    assert bool(logits.grad.isfinite().all())
+    for own, each, gap in zip((-logits.grad[:, 1]).tolist(), wanted, (chosen, rejected), strict=True):
+        assert own * each > 0 and abs(own) <= abs(each) + 1e-7 and (gap > 17 or own == pytest.approx(each, 1e-4, 1e-7))
 
 
 def test_a_margin_over_labelled_answers_is_the_difference_of_their_means():

@@ -6,6 +6,8 @@ from torch.nn.functional import logsigmoid
 
 from .contract import Options, Pairs, Result, figures_of
 
+CERTAIN = -(2**-24)  # a token's log-probability: half of fp32's step below 1
+
 
 def loss(pairs: Pairs, options: Options) -> Result:
     """Return the losses of pairs: the chosen answer's mean negative log-probability, and beta times -log sigmoid of the log odds
@@ -19,5 +21,7 @@ def loss(pairs: Pairs, options: Options) -> Result:
 
 
 def _log_odds(log_probability: Tensor) -> Tensor:
-    """Return log(p / (1 - p)) from log p, which is below 0: (pairs,)"""
-    return log_probability - torch.log(-torch.expm1(log_probability))
+    """Return log(p / (1 - p)) from log p: (pairs,). One that is closer to 0 than CERTAIN, which fp32 rounds to 0, counts as
+    CERTAIN, and passes on the gradient from there."""
+    bounded = log_probability - torch.relu(log_probability - CERTAIN).detach()
+    return bounded - torch.log(-torch.expm1(bounded))
