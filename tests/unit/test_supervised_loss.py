@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 from brigade.errors import UserError
 from brigade.train.data.store import IGNORED
 from brigade.train.loss import supervised_loss
-from brigade.train.loss.own_loss import is_doubtful, why_not_divided
+from brigade.train.loss.own_loss import changes_loss, is_doubtful, why_not_divided
 from brigade.train.loss.supervised_loss import PLAIN, Terms, of_tokens
 from brigade.train.model.tiny import shrink
 from brigade.train.recipe import flags
@@ -178,7 +178,41 @@ def test_a_loss_that_does_not_is_named(monkeypatch):
 def test_a_forward_pass_with_a_loss_of_its_own_is_tried_whatever_its_signature_says(name, doubtful):
     """Theirs takes any keyword, and is a mean: accumulation changed the loss of CPM-Ant by a factor of 4."""
     config = transformers.CONFIG_MAPPING[name].from_dict(shrink(transformers.CONFIG_MAPPING[name]().to_dict()))
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
-    assert is_doubtful(model, says=True) == doubtful
+    assert is_doubtful(on_meta(config), says=True) == doubtful
     assert bool(why_not_divided(config)) == doubtful
+
+
+def on_meta(config):
+    with torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(config)
+
+
+@pytest.mark.parametrize("coefficient", [0.0, 1e-6, 1e-2])
+def test_a_term_that_a_forward_pass_adds_to_a_divided_loss_is_found(coefficient):
+    """Bamba adds the mean of a micro-batch, whatever the step has."""
+    config = transformers.BambaConfig.from_dict(shrink(transformers.BambaConfig().to_dict()))
+    config.z_loss_coefficient = coefficient
+    assert is_doubtful(on_meta(config), says=True)
+    assert why_not_divided(config) == (coefficient > 0) * "it is not a sum over tokens, divided by num_items_in_batch"
+
+
+def test_the_loss_of_routers_is_not_doubtful():
+    """A model is told to leave it out: it is computed of the whole step (router_loss.py)."""
+    for name in ("mixtral", "qwen3_moe", "jetmoe", "granitemoe"):
+        config = transformers.CONFIG_MAPPING[name].from_dict(shrink(transformers.CONFIG_MAPPING[name]().to_dict()))
+        assert not is_doubtful(on_meta(config), says=True)
+
+
+@pytest.mark.parametrize("body, doubtful", [
+    ("loss = self.loss_function(x)\n    return Output(loss=loss)", False),
+    ("loss = self.loss_function(x)\n    return (loss,) + x if loss is not None else x", False),
+    ("return self.loss_function(x)", False),
+    ("loss = self.loss_function(x)\n    aux_loss = f(x)\n    loss += 0.1 * aux_loss\n    return loss", False),
+    ("loss = self.loss_function(x)\n    total = x.mean() + loss\n    return total", True),
+    ("loss = None\n    if x:\n        loss = self.loss_function(x)\n        loss *= 2\n    return loss", True),
+    ("return self.loss_function(x) + x.mean()", True), ("return cross_entropy(x)", True),
+])  # fmt: skip
+def test_what_a_forward_pass_makes_of_its_loss(body, doubtful):
+    assert changes_loss(f"def forward(self, x):\n    {body}\n") == doubtful
+    method = body.replace("\n", "\n    ")
+    assert changes_loss(f"    def forward(self, x):\n        r'''\nOf x.\n'''\n        {method}\n") == doubtful

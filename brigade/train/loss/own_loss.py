@@ -1,6 +1,7 @@
 """The loss that a model computes itself: by tiles, by token or with further terms, where the recipe asks for one. Whether it is a
 sum, divided by the number that the model is told, is tried, not assumed."""
 
+import ast
 import inspect
 
 import torch
@@ -12,6 +13,8 @@ from ..model import trial
 from ..recipe.objectives import objective_of
 from ..recipe.settings import Settings
 from . import supervised_loss, tiled
+
+MANY = 2**20  # items of a step, by which fp32 divides without rounding
 
 
 def apply(model: PreTrainedModel, settings: Settings) -> None:
@@ -69,21 +72,37 @@ def why_no_token_losses(config: PreTrainedConfig, trust_remote_code: bool = Fals
 
 def is_doubtful(model: PreTrainedModel, says: bool) -> bool:
     """Whether a model has to be tried: it says that its loss takes no number, or its forward pass, which takes any keyword, hands
-    the loss to something else than Transformers' loss functions (CPM-Ant, TrOCR).
+    the loss to something else than Transformers' loss functions (CPM-Ant, TrOCR), or makes something else of theirs (Bamba).
 
     says: what Transformers makes of its signature (Trainer.model_accepts_loss_kwargs)
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if not says or not isinstance(base, PreTrainedModel):  # a stage of a pipeline has no loss of its own
         return not says
-    return "self.loss_function(" not in inspect.getsource(inspect.unwrap(type(base).forward))
+    return changes_loss(inspect.getsource(inspect.unwrap(type(base).forward)))
+
+
+def changes_loss(forward: str) -> bool:
+    """Whether a forward pass with this source calls no self.loss_function(), or calculates with what that returns. Transformers'
+    term for routers (aux_loss) is left out of account: a model is told not to add it."""
+    # Not dedent(), which a docstring at the left margin defeats.
+    nodes = list(ast.walk(ast.parse(("if True:\n" if forward[:1].isspace() else "") + forward)))
+    calls = [ast.unparse(node) for node in nodes if isinstance(node, ast.Call)]
+    losses = {call for call in calls if call.startswith("self.loss_function(")}
+    named = [node for node in nodes if isinstance(node, ast.Assign) and ast.unparse(node.value) in losses]
+    losses |= {ast.unparse(target) for node in named for target in node.targets}
+    terms = [(node, (node.left, node.right)) for node in nodes if isinstance(node, ast.BinOp)]
+    terms += [(node, (node.target, node.value)) for node in nodes if isinstance(node, ast.AugAssign)]
+    changed = [whole for whole, parts in terms if any(ast.unparse(part) in losses for part in parts)]
+    return not losses or any("aux_loss" not in ast.unparse(whole) for whole in changed)
 
 
 def why_not_divided(config: PreTrainedConfig, trust_remote_code: bool = False, images: bool = False) -> str:
     """Return why the loss of this config's model is not a sum divided by num_items_in_batch, or "" where it is one.
 
     Transformers marks most models of images and texts so (accepts_loss_kwargs, Transformers issue 37208), also Gemma 4's, whose
-    loss function takes the number. A tiny random model is asked for its loss of one text, with two numbers.
+    loss function takes the number. A tiny random model is asked for its loss of one text, with two numbers. The second is large:
+    it shows each term that is not divided by it.
 
     images: whether it is built with its vision tower
     """
@@ -92,13 +111,16 @@ def why_not_divided(config: PreTrainedConfig, trust_remote_code: bool = False, i
         model = trial.tiny_model(config, images, trust_remote_code=trust_remote_code)
         tokens = torch.arange(7, 23)[None]
         with torch.inference_mode():
-            one, four = (
-                model(input_ids=tokens, labels=tokens, use_cache=False, num_items_in_batch=number) for number in (1, 4)
+            one, many = (
+                model(input_ids=tokens, labels=tokens, use_cache=False, num_items_in_batch=number)
+                for number in (1, MANY)
             )
             summed = float(cross_entropy(one.logits[0, :-1].float(), tokens[0, 1:], reduction="sum"))
-        whole, quarter = float(one.loss), float(four.loss)
-        if abs(whole - summed) > 1e-4 * whole or abs(4 * quarter - whole) > 1e-4 * whole:
+        whole, part = float(one.loss), float(many.loss)
+        if whole == part:
             return "it takes no num_items_in_batch"
+        if abs(whole - summed) > 1e-4 * whole or abs(MANY * part - whole) > 1e-4 * whole:
+            return "it is not a sum over tokens, divided by num_items_in_batch"
         return ""
 
     return trial.why_not(ask)

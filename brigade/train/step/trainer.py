@@ -110,7 +110,10 @@ class Trainer(EvaluatingTrainer):
             why = own_loss.why_not_divided(model.config, trusts, run.settings.recipe.data.images)
             if why:
                 problem = f"the loss of {type(model).__name__} would depend on accumulation and ranks: {why}"
-                raise UserError(place, problem, "choose a causal language model of Transformers")
+                cure = "choose a causal language model of Transformers"
+                if getattr(model.config, "z_loss_coefficient", 0):  # Bamba
+                    cure = "set z_loss_coefficient: 0 in its config.json, and z_loss_coef in the recipe"
+                raise UserError(place, problem, cure)
             self.model_accepts_loss_kwargs = True
         self.run, self.engine, self.data = run, engine, data
         self.place = run.strategy.axes.place(run.world.rank, run.world.size)
