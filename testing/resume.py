@@ -168,7 +168,9 @@ EXACT: dict[str, list[str]] = {
     "fsdp2_tp2+qdora": [*axes.STRATEGIES["fsdp2_tp2"], *_LORA, "--load_in_4bit", "--use_dora"],
     "fsdp2_tp2+best": [*axes.STRATEGIES["fsdp2_tp2"], *_BEST, "--learning_rate", "3e-2"],
     "zero2+8bit": [*STRATEGIES["zero2"], "--optim", "adamw_8bit"],
+    "ddp+routers": [*DDP, *_LORA, "--router_aux_loss_coef", "0.5"],
 }  # fmt: skip
+MODELS = {"fsdp2_tp2+qdora": axes.WIDE, "ddp+routers": "qwen3_moe"}
 
 
 def exact(name: str) -> list[dict[str, Any]]:
@@ -177,5 +179,5 @@ def exact(name: str) -> list[dict[str, Any]]:
     flags = [*SHARED, *EXACT[name], "--per_device_train_batch_size", micro]
     # DeepSpeed keeps a tensor group for whoever comes next in its process, so these have processes of their own.
     about = {"ranks": 4 if name == "hsdp" else 2, "group": "divided" if "_tp2" in name else ""}
-    whole = about | {"name": name, "flags": flags, "model": axes.WIDE if name == "fsdp2_tp2+qdora" else None}
+    whole = about | {"name": name, "flags": flags, "model": MODELS.get(name)}
     return [whole, whole | {"name": f"{name}, stopped", "stops": STOPS}]

@@ -50,6 +50,7 @@ def exact(folder, asked_for):
         "zero2+8bit",
         "fsdp2+muon",
         "fsdp2+free+best",
+        "ddp+routers",
     ],
     matrix=resume.EXACT,
 ))  # fmt: skip

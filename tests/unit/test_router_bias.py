@@ -162,6 +162,7 @@ def test_evaluations_and_passes_that_count_ahead_do_not_count():
     passed(model, rows())
     model.train()
     loss.before_micro_batches([rows(0, 2), rows(2, 4)])
+    loss.on_step_begin(None, None, None)
     assert not update.tokens.any()
     for inputs in (rows(0, 2), rows(2, 4)):
         loss.before_micro_batch(inputs)

@@ -38,6 +38,7 @@ class RouterLoss(Feature):
         self.real: torch.Tensor | None = None
         self.logits: list[torch.Tensor] = []  # of each layer: (tokens, experts)
         self.weights: torch.Tensor | None = None  # of this step's probabilities: (experts)
+        self.ahead: list[MicroBatch] = []  # of this step, which are yet to be counted
         self.sum, self.steps = torch.zeros((), device=trainer.args.device), 0
         self.before = self.sum, self.steps  # of the step that is computed
         for module, index in routers(trainer.model):
@@ -46,10 +47,13 @@ class RouterLoss(Feature):
     def before_micro_batches(self, micro_batches: list[MicroBatch]) -> None:
         self.before = self.sum.clone(), self.steps
         self.weights, self.steps = None, self.steps + 1
-        if len(micro_batches) == 1:
-            return  # its own forward pass counts
-        this_process.heartbeat.enter(heartbeat.FORWARD)
-        self.weights = self._weights(self._counts_ahead(micro_batches))
+        self.ahead = micro_batches if len(micro_batches) > 1 else []  # of a single one its own forward pass counts
+
+    def on_step_begin(self, args: object, state: object, control: object, **_: object) -> None:
+        """By now a run that goes on has the random numbers of its checkpoint, or others (OtherRanks)."""
+        if self.ahead:
+            this_process.heartbeat.enter(heartbeat.FORWARD)
+            self.weights, self.ahead = self._weights(self._counts_ahead(self.ahead)), []
 
     def before_micro_batch(self, inputs: Inputs) -> None:
         self.real, self.logits = inputs[REAL].reshape(-1).float(), []

@@ -39,7 +39,8 @@ def attach(
     if cast_weights.applies(trainer):
         callbacks.append(cast_weights.CastWeights())
     callbacks += profiled(trainer.run)
-    callbacks += [StepsDue(), nonfinite.StepGuard(), *learns]
+    # OtherRanks comes first: what learns may count with the random numbers of the step.
+    callbacks += [StepsDue(), nonfinite.StepGuard(), OtherRanks(trainer), *learns]
     if training.neftune_noise_alpha:
         callbacks.append(Neftune(trainer, training.neftune_noise_alpha))
     if training.early_stopping_patience:
@@ -47,7 +48,7 @@ def attach(
     if training.save_steps == "auto":
         callbacks.append(SaveInterval(trainer.run, lambda: trainer.checkpoints.blocked))
     # The replica comes after all that may wish for something.
-    callbacks += [OtherRanks(trainer), trainer.stopping, trainer.replica, *offered]
+    callbacks += [trainer.stopping, trainer.replica, *offered]
     for callback in callbacks:
         trainer.add_callback(callback)
     # Trackers and a user's callbacks see all figures, and at the end the model that is kept.
