@@ -112,7 +112,7 @@ class Trainer(EvaluatingTrainer):
                 problem = f"the loss of {type(model).__name__} would depend on accumulation and ranks: {why}"
                 cure = "choose a causal language model of Transformers"
                 if getattr(model.config, "z_loss_coefficient", 0):  # Bamba
-                    cure = "set z_loss_coefficient: 0 in its config.json, and z_loss_coef in the recipe"
+                    cure = "set z_loss_coefficient: 0.0 in its config.json, and z_loss_coef in the recipe"
                 raise UserError(place, problem, cure)
             self.model_accepts_loss_kwargs = True
         self.run, self.engine, self.data = run, engine, data
