@@ -91,10 +91,10 @@ def changes_loss(forward: str) -> bool:
     losses = {call for call in calls if call.startswith("self.loss_function(")}
     named = [node for node in nodes if isinstance(node, ast.Assign) and ast.unparse(node.value) in losses]
     losses |= {ast.unparse(target) for node in named for target in node.targets}
-    terms = [(node, (node.left, node.right)) for node in nodes if isinstance(node, ast.BinOp)]
-    terms += [(node, (node.target, node.value)) for node in nodes if isinstance(node, ast.AugAssign)]
-    changed = [whole for whole, parts in terms if any(ast.unparse(part) in losses for part in parts)]
-    return not losses or any("aux_loss" not in ast.unparse(whole) for whole in changed)
+    terms = [
+        node for node in nodes if isinstance(node, ast.BinOp | ast.AugAssign) and "aux_loss" not in ast.unparse(node)
+    ]
+    return not losses or any(ast.unparse(part) in losses for term in terms for part in ast.iter_child_nodes(term))
 
 
 def why_not_divided(config: PreTrainedConfig, trust_remote_code: bool = False, images: bool = False) -> str:
