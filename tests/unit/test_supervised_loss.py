@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 from brigade.errors import UserError
 from brigade.train.data.store import IGNORED
 from brigade.train.loss import supervised_loss
-from brigade.train.loss.own_loss import changes_loss, is_doubtful, why_not_divided
+from brigade.train.loss.own_loss import changes_loss, is_doubtful, why_no_token_losses, why_not_divided
 from brigade.train.loss.supervised_loss import PLAIN, Terms, of_tokens
 from brigade.train.model.tiny import shrink
 from brigade.train.recipe import flags
@@ -198,6 +198,8 @@ def test_a_term_that_a_forward_pass_adds_to_a_divided_loss_is_found(coefficient)
 
 def test_the_loss_of_routers_is_not_doubtful():
     """A model is told to leave it out: it is computed of the whole step (router_loss.py)."""
+    asks = transformers.Qwen3MoeConfig(output_router_logits=True, router_aux_loss_coef=0.1)
+    assert not why_not_divided(asks) and not why_no_token_losses(asks)
     for name in ("mixtral", "qwen3_moe", "jetmoe", "granitemoe"):
         config = transformers.CONFIG_MAPPING[name].from_dict(shrink(transformers.CONFIG_MAPPING[name]().to_dict()))
         assert not is_doubtful(on_meta(config), says=True)

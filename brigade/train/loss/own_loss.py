@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..data.store import IGNORED
 from ..model import trial
+from ..model.experts import without_router_loss
 from ..recipe.objectives import objective_of
 from ..recipe.settings import Settings
 from . import supervised_loss, tiled
@@ -60,10 +61,11 @@ def why_no_token_losses(config: PreTrainedConfig, trust_remote_code: bool = Fals
         model = trial.tiny_model(config, trust_remote_code=trust_remote_code)
         return_token_losses(model)
         tokens = torch.arange(7, 23)[None]
+        given = {"input_ids": tokens, "labels": tokens, "use_cache": False} | without_router_loss(config)
         with torch.inference_mode():
-            given = model(input_ids=tokens, labels=tokens, use_cache=False, num_items_in_batch=2)
-            wanted = cross_entropy(given.logits[0, :-1].float(), tokens[0, 1:], reduction="none")
-        if given.loss.shape != (16,) or (given.loss[:-1] - wanted).abs().max() > 1e-4 * wanted.max():
+            found = model(**given, num_items_in_batch=2)
+            wanted = cross_entropy(found.logits[0, :-1].float(), tokens[0, 1:], reduction="none")
+        if found.loss.shape != (16,) or (found.loss[:-1] - wanted).abs().max() > 1e-4 * wanted.max():
             return "its forward pass makes something else of them"
         return ""
 
@@ -110,11 +112,9 @@ def why_not_divided(config: PreTrainedConfig, trust_remote_code: bool = False, i
     def ask() -> str:
         model = trial.tiny_model(config, images, trust_remote_code=trust_remote_code)
         tokens = torch.arange(7, 23)[None]
+        given = {"input_ids": tokens, "labels": tokens, "use_cache": False} | without_router_loss(config)
         with torch.inference_mode():
-            one, many = (
-                model(input_ids=tokens, labels=tokens, use_cache=False, num_items_in_batch=number)
-                for number in (1, MANY)
-            )
+            one, many = (model(**given, num_items_in_batch=number) for number in (1, MANY))
             summed = float(cross_entropy(one.logits[0, :-1].float(), tokens[0, 1:], reduction="sum"))
         whole, part = float(one.loss), float(many.loss)
         if whole == part:

@@ -39,6 +39,11 @@ def router_loss_coef(settings: Settings, config: PreTrainedConfig) -> float:
     return float(getattr(text, "router_aux_loss_coef", 1.0) or 0.0)
 
 
+def without_router_loss(config: PreTrainedConfig) -> dict[str, bool]:
+    """Return what a forward pass is told so that it does not add its own loss for its routers, which is of a micro-batch."""
+    return {"output_router_logits": False} if getattr(config.get_text_config(), "output_router_logits", False) else {}
+
+
 def check_router_loss(settings: Settings, config: PreTrainedConfig, stages: int) -> None:
     """Raise UserError where the routers' loss is asked for and cannot be computed. stages: of the pipeline"""
     training = settings.recipe.training

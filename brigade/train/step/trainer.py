@@ -35,7 +35,7 @@ from ..loss.preferences import Preferences
 from ..loss.router_loss import RouterLoss
 from ..model import base_files, packed_samples, processor_files, sample_by_sample
 from ..model.base_files import BaseFiles
-from ..model.experts import router_loss_coef
+from ..model.experts import router_loss_coef, without_router_loss
 from ..model.images import tower
 from ..recipe.objectives import objective_of
 from ..recipe.training_section import OWN_OPTIMIZERS
@@ -172,9 +172,7 @@ class Trainer(EvaluatingTrainer):
             tower.take_over(self.model)
         layout = packed_samples.layout_of(settings, config, how, marks, self.data.images, shares)
         self.collate = self.engine.collate(self.pad_token_id, layout)
-        # The model would add its own loss for its routers, of a micro-batch.
-        own = getattr(config.get_text_config(), "output_router_logits", False) and self.run.strategy.axes.stages == 1
-        self.options = {"output_router_logits": False} if own else {}
+        self.options = without_router_loss(config) if self.run.strategy.axes.stages == 1 else {}
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """Make the optimizer as Transformers does, with separate groups for what has another learning rate or is Muon's."""
