@@ -1,6 +1,7 @@
 """Token ids of a text, and the mask that says which are supervised. Runs in the processes that tokenise; imports no torch."""
 
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from .image_tokens import ImageTokens
 from .images import NO_RULES, ImageProcessor, ImageReader, ImageRules, ImageSource, folder_of_images
 from .keys import Columns, names_of
 from .kinds import KINDS
+from .order import NO_ANSWER
 from .rendering import Chats
 from .rows import BadRow, Chat, Chunk, Message, bounded
 from .samples import Text
@@ -172,7 +174,8 @@ class LoadedEncoder:
         if isinstance(row, BadRow):
             return row
         try:
-            return tuple(map(self._checked, self.kind.texts(row, columns, self.chats, reader))) or None
+            texts = tuple(map(self._checked, self.kind.texts(row, columns, self.chats, reader)))
+            return texts if any(text.spans for text in texts) else None
         except BadRow as error:
             return error
         except UnicodeEncodeError as error:
@@ -192,7 +195,13 @@ class LoadedEncoder:
         sign = rendered.learned_whole(text.text, self.added)
         marks = () if sign is None else (sign.counted("texts"),)
         counts = (0, len(self.chats.control.findall(text.text)), *text.counts[2:])
-        return replace(self._trimmed(text), counts=counts, unread=text.unread + marks)
+        text = self._trimmed(text)
+        learned = "".join(text.text[begin:end] for begin, end in text.spans)
+        if rendered.says_nothing(learned, itertools.chain.from_iterable(self.own_words)):
+            if not text.splits:
+                raise BadRow("the answer is nothing but special tokens, so it would teach to say nothing", NO_ANSWER)
+            text = replace(text, spans=[])  # as good as an empty text
+        return replace(text, counts=counts, unread=text.unread + marks)
 
     def _trimmed(self, text: Text) -> Text:
         """Return a text without the white space around a first and an end token of its own, as chat templates write behind it."""

@@ -34,6 +34,7 @@ FLAGS = frozenset((*UNTRAINED, *MASKED))
 _MAY_FLAG = re.compile(r"(?:(?<![a-zA-Z])|(?<=[a-z])(?=[A-Z]))(?i:(?:un)?(?:train|loss|mask|learn|supervis))")
 READ = frozenset(("role", "from", "content", "value", "tool_calls", "function_call", *FLAGS))
 SAID = frozenset(("content", "value", "tool_calls", "function_call"))
+_SPOKEN = SAID | {"text", "message", "utterance", "body"}  # the latter are not read, and give a list of turns away
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # Transformers gives templates each as the first two
 PARTS = ("text", *TYPES)  # types of a content's parts
 OTHER_TEXTS = ("input_text", "output_text")  # those of texts in OpenAI's Responses, which are refused
@@ -119,10 +120,14 @@ def turns_from_text(value: object, called: str = "messages") -> Any:
         read = _turns_within(read, called)
     if isinstance(read, list) and read and all(isinstance(turn, str) for turn in read):
         read = [turn for text in read for turn in turns_from_text(text, called)]
-    if not _are_turns(read) and _are_turns(read, (*ROLES, *OTHER_ROLES)):
-        other = next(_role(turn) for turn in read if _role(turn) not in ROLES)
-        raise BadRow(f"{called} is a list of turns, and one has the role {other!r}", f"roles are {', '.join(ROLES)}")
-    return read if _are_turns(read) else value
+    if _are_turns(read):
+        return read
+    if isinstance(read, list) and all(isinstance(_role(turn), str) for turn in read) and any(map(_seems_a_turn, read)):
+        odd = next(turn for turn in read if not _is_turn(turn))
+        what = f"says nothing that is read: {shown(odd)}" if _role(odd) in ROLES else f"has the role {_role(odd)!r}"
+        cure = f'write {{"role": ..., "content": ...}}; roles are {", ".join(ROLES)}'
+        raise BadRow(f"{called} is a list of turns, and one {what}", cure)
+    return value
 
 
 def _is_list_of_turns(text: str) -> bool:
@@ -188,16 +193,20 @@ def _is_json_and_more(text: str) -> bool:
     return False
 
 
-def _are_turns(value: object, roles: Collection[str] = ROLES) -> bool:
-    """Whether a value is a list of turns: objects with one of these roles, and what was said."""
-    return isinstance(value, list) and bool(value) and all(_is_turn(turn, roles) for turn in value)
+def _are_turns(value: object) -> bool:
+    """Whether a value is a list of turns: objects with a role that is read, and what was said."""
+    return isinstance(value, list) and bool(value) and all(map(_is_turn, value))
 
 
-def _is_turn(value: Any, roles: Collection[str]) -> bool:
+def _is_turn(value: Any) -> bool:
     role = _role(value)
-    if not isinstance(role, str) or value.keys().isdisjoint(SAID):
-        return False
-    return role in roles or (roles is not ROLES and role.lower() in roles)
+    return isinstance(role, str) and role in ROLES and not value.keys().isdisjoint(SAID)
+
+
+def _seems_a_turn(value: Any) -> bool:
+    """Whether it has a role of a chat, read or not, and what was said: no list of users and their roles does."""
+    role = _role(value)
+    return isinstance(role, str) and role.lower() in (*ROLES, *OTHER_ROLES) and not value.keys().isdisjoint(_SPOKEN)
 
 
 def _role(message: object) -> object:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..recipe.files import read_yaml
+from .keys import blank
 from .rows import BadRow, Message
 
 _TABLE = read_yaml(Path(__file__).with_name("rendered.yaml"))
@@ -118,9 +119,15 @@ def question(text: str, around: tuple[str, str] = ("", "")) -> Sign | None:
             return Sign(asked, "ends", template.of, True)
         if opened and (not template.words or (template.anywhere and template.answered(begin))):
             likely = likely or Sign(opened, "begins", template.of, not template.words and closed is not None)
-    if likely is None and first and not begin.startswith(first + " "):
-        likely = Sign(first, "begins", "", closed is not None)
-    return likely or (Sign(closed, "ends", "", False) if closed else None)
+    return likely or _at_an_end(begin, closed)
+
+
+def _at_an_end(begin: str, closed: str | None) -> Sign | None:
+    """Return the sign of a text without the mark of a turn: the first token of a chat, or the mark that ends the text."""
+    first = mark_at_beginning(begin, FIRSTS)
+    if first and not begin.startswith(first + " "):
+        return Sign(first, "begins", "", closed is not None)
+    return Sign(closed, "ends", "", False) if closed else None
 
 
 def answer(text: str, ends: tuple[str, ...] = ENDS) -> Sign | None:
@@ -139,7 +146,7 @@ def answer(text: str, ends: tuple[str, ...] = ENDS) -> Sign | None:
         if mark:
             behind = begin[begin.index(mark) + len(mark) :]
             return Sign(mark, "begins", template.of, not template.words and not behind.startswith(" "))
-    return Sign(closed, "ends", "", False) if closed else None
+    return _at_an_end(begin, closed)
 
 
 def transcript(text: str) -> Sign | None:
@@ -163,11 +170,24 @@ def learned_whole(text: str, own: Iterable[str]) -> Sign | None:
 
 def repeats(prompt: str, answers: Iterable[str]) -> bool:
     """Whether all answers begin with the prompt's text, and the prompt is not a greeting that an answer may well return."""
-    asked = prompt.strip()
+    asked = _behind_first(prompt).strip()
     if len(asked.split()) < 5 and not asked.endswith(("?", ":")):
         return False
-    texts = [answer.lstrip() for answer in answers]
+    texts = map(_behind_first, answers)
     return all(text.startswith(asked) and not text[len(asked) :][:1].isalnum() for text in texts)
+
+
+def says_nothing(text: str, own: Iterable[str]) -> bool:
+    """Whether a text is nothing but tokens that begin or end texts. own: those of this tokenizer, besides the usual ones"""
+    for mark in sorted({*FIRSTS, *ENDS, *own}, key=len, reverse=True):  # one may begin another
+        text = text.replace(mark, "")
+    return blank(text)
+
+
+def _behind_first(text: str) -> str:
+    """Return a text without a chat's first token, and without white space before it and behind it."""
+    text = text.lstrip()
+    return text.removeprefix(mark_at_beginning(text, FIRSTS) or "").lstrip()
 
 
 def _bare(text: str) -> tuple[str, str]:

@@ -24,6 +24,8 @@ def explained(error: Exception, messages: list[Message], template: str, images: 
     wanted = _undefined(error.__traceback__) if "Undefined" in str(error) else _concatenated(error, template)
     reason = f"{error}{f', for {wanted}' if wanted and wanted not in str(error) else ''}"
     problem = f"the chat template: {reason} (a chat that begins {str(messages)[:80]})"
+    if any(message["role"] == "developer" for message in messages):  # which few templates know
+        return BadRow(problem, "write the role 'developer' as 'system', or name a chat_template that has it (gpt-oss)")
     return BadRow(problem, "fix the template or the chat")
 
 

@@ -34,11 +34,13 @@ class Forms:
     """lists: the roles whose contents are lists of parts: all of them in SmolVLM's and LLaVA-OneVision's templates, which show no
         texts, and some in others
     json_arguments: the arguments of calls are JSON in a text, as OpenAI's are and as DeepSeek's templates read them
+    null_contents: the content of a turn that only calls is None, as OpenAI's is and as DeepSeek-V3's template asks for
     images: MARKs in contents are images; else they are letters, as web pages have them
     """
 
     lists: frozenset[str] = frozenset()
     json_arguments: bool = False
+    null_contents: bool = False
     images: bool = False
 
     def of(self, messages: list[Message]) -> list[Message]:
@@ -48,6 +50,8 @@ class Forms:
 
     def _form(self, turn: Message) -> object:
         content, in_list = turn["content"], turn["role"] in self.lists
+        if self.null_contents and not content and turn.get("tool_calls"):
+            return None
         if isinstance(content, str) and self.images and (in_list or MARK in content):
             return in_parts(content)
         return [{"type": "text", "text": content}] if isinstance(content, str) and in_list else content
@@ -84,12 +88,18 @@ def tried(render: Callable[[list[Message]], str], images: bool = False) -> Forms
 
     forms = taken(CHAT, [Forms(lists) for lists in _SIDES], ASKED, ANSWERED)
     forms = taken(_WITH_SYSTEM, forms.both_of("system", "developer"), _FURTHER)
-    objects = taken(_WITH_CALL, forms.both_of("tool"), _FURTHER)
-    texts = taken(_WITH_CALL, replace(forms, json_arguments=True).both_of("tool"), _FURTHER)
-    as_object, as_text = text_of(_WITH_CALL, objects), text_of(_WITH_CALL, texts)
-    written = json.dumps(_ARGUMENTS)
-    refused = not as_object or (written not in as_object and repr(_ARGUMENTS) in as_object)
-    return replace(texts if refused and written in as_text else objects, images=images)
+
+    def of_calls(forms: Forms) -> Forms:
+        objects = taken(_WITH_CALL, forms.both_of("tool"), _FURTHER)
+        texts = taken(_WITH_CALL, replace(forms, json_arguments=True).both_of("tool"), _FURTHER)
+        as_object, as_text = text_of(_WITH_CALL, objects), text_of(_WITH_CALL, texts)
+        written = json.dumps(_ARGUMENTS)
+        refused = not as_object or (written not in as_object and repr(_ARGUMENTS) in as_object)
+        return texts if refused and written in as_text else objects
+
+    empty, null = of_calls(forms), of_calls(replace(forms, null_contents=True))
+    shows = [_ARGUMENTS["x"] in text_of(_WITH_CALL, forms) for forms in (empty, null)]
+    return replace(null if shows == [False, True] else empty, images=images)
 
 
 def _shows(text: str, said: str) -> bool:

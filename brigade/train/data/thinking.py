@@ -123,6 +123,11 @@ def in_another_format(messages: list[Message], template: str, how: str, own: Col
                 yield f"{found[1]} at the beginning of {key}, where the chat template writes its own, learned as it is"
 
 
+def starts_with_a_mark(text: str) -> bool:
+    """Whether a text begins with a MARK."""
+    return _MARK.match(text) is not None
+
+
 def ends_thoughts(mark: str) -> bool:
     """Whether a MARK ends thoughts; the others begin them."""
     return "/" in mark or mark == "<channel|>"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Render = Callable[[list[Message], bool], str]  # messages and add_generation_prompt -> text
 SHOWN = 24  # characters of each text, where two differ
-_OPENED = re.compile(r"<([\w:]*think\w*)>\s*\Z")  # thoughts that the prompt has begun
+OPENED = re.compile(r"<([\w:]*think\w*)>\s*\Z")  # thoughts that the prompt has begun
 MARKED = "name a chat_template that has generation marks (docs/data.md)"
 
 
@@ -68,7 +68,7 @@ def _span(
         problem = f"no special token ends {where} as the chat template writes it: {written[-SHOWN:]!r}"
         raise BadRow(f"{problem}, so the model would never learn to stop", MARKED)
     begin = len(prompt)
-    opened = _OPENED.search(prompt)
+    opened = OPENED.search(prompt)
     if opened:  # that there are no thoughts is no answer of the model's, as in our templates
         empty = re.match(rf"\s*</{re.escape(opened[1])}>\s*", written)
         begin += empty.end() if empty else 0

@@ -14,6 +14,7 @@ from typing import Any
 
 from ...errors import shown
 from .keys import blank, says_nothing
+from .messages import THOUGHTS
 from .order import NO_ANSWER
 from .pieces import (
     ARGUMENT,
@@ -29,6 +30,8 @@ from .pieces import (
     planted,
 )
 from .rows import BadRow, Chat, Message
+from .thinking import starts_with_a_mark
+from .turn_by_turn import OPENED
 
 LONG = 24  # characters of a piece of which no other words of a chat consist by chance
 MOST_SHAPES = 10_000  # of chats that are remembered
@@ -74,15 +77,20 @@ class Words:
         flags = iter(learned)
         is_learned = [turn["role"] == "assistant" and next(flags) for turn in messages]
         missing = self.missing(chat, text, pieces)
+        # vLLM writes the same thoughts under two keys, of which a template reads one.
+        thought = {(piece.number, piece.words) for piece in pieces if piece.kind == THOUGHT and piece not in missing}
+        missing = [piece for piece in missing if piece.kind != THOUGHT or (piece.number, piece.words) not in thought]
         counted = set(_empty_turns(messages, is_learned, pieces, missing))
         for number in itertools.compress(itertools.count(), is_learned):
             answer, mark = answer_with_a_mark(messages[number])
             if mark and not _stands_in(answer, text):
                 problem = f"message {number + 1} mentions {mark}, and the chat template takes its text apart there"
-                cure = (
-                    "write thoughts as reasoning_content, or as <think>...</think> before the answer; or drop the row"
+                raise BadRow(problem, _cure_of(messages[number]))
+            if answer and not starts_with_a_mark(answer) and OPENED.search(text, 0, max(text.rfind(answer), 0)):
+                problem = (
+                    f"message {number + 1} has marks of thoughts, and its answer begins within thoughts that are open"
                 )
-                raise BadRow(problem, cure)
+                raise BadRow(f"{problem}: {shown(answer)}", _cure_of(messages[number]))
         counted.update(_named(piece, messages, is_learned, keeps_thoughts) for piece in missing)
         return tuple(sorted(counted))
 
@@ -130,6 +138,12 @@ def _stands_in(words: str, text: str) -> bool:
         return True
     quoted = json.dumps(words, ensure_ascii=False), json.dumps(words), repr(words)
     return any(form[1:-1] in text for form in quoted)
+
+
+def _cure_of(message: Message) -> str:
+    if any(not says_nothing(message.get(key)) for key in THOUGHTS):
+        return "write its thoughts as <think>...</think> before the answer, or drop the row"
+    return "write thoughts as reasoning_content, or as <think>...</think> before the answer; or drop the row"
 
 
 def _bare(text: str) -> str:

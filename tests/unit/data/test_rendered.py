@@ -180,3 +180,22 @@ def test_marks_of_other_templates_in_texts_are_counted(machine):
     assert "completions that begin with their prompt" in unread(
         {"prompt": "hi yo hi yo hi", "completion": "hi yo hi yo hi. yo"}, CHAT
     )
+
+
+@pytest.mark.parametrize("first", ["<s>", "<bos>", "<|begin_of_text|>"])
+def test_a_first_token_before_an_answer_is_seen(first):
+    assert level(answer(f"{first}Paris")) == "counted" and answer(f"{first} begins a text") is None
+    asked = "What is the capital of France?"
+    assert repeats(asked, [f"{first}{asked} Paris"]) and repeats(f"{first}{asked}", [f"{asked} Rome"])
+
+
+def test_an_answer_of_special_tokens_alone_is_refused(machine):
+    def encoded(row):
+        return machine(before="<s>", behind="</s>").encode(RowChunk([row], "here", 1, 1, None), {})
+
+    for answered in ("</s>", "<s>", " <s></s>\n", "<|eot_id|>"):
+        assert "teach to say nothing" in encoded({"prompt": "hi", "completion": answered}).bad[0][1].args[0]
+    for text in ("<s>", "<s></s>"):
+        found = encoded({"text": text})
+        assert not found.bad and not len(found.samples) and len(found.dropped) == 1
+    assert len(encoded({"prompt": "hi", "completion": "yo</s>"}).samples) == 1

@@ -188,3 +188,19 @@ def test_turns_within_a_turn_are_counted(text):
         unread,
     )
     assert not unread
+
+
+@pytest.mark.parametrize("odd, said", [
+    ({"role": "prompter", "content": "x"}, "the role 'prompter'"), ({"role": "ipython", "content": "x"}, "the role 'ipython'"),
+    ({"role": "assistant", "text": "x"}, "says nothing that is read"), ({"from": "gpt", "text": "x"}, "says nothing that is read"),
+    ({"role": "assistant", "message": "x"}, "says nothing"), ({"role": "tool", "name": "f"}, "says nothing"),
+])  # fmt: skip
+def test_a_list_with_an_odd_turn_is_refused(odd, said):
+    for text in (json.dumps([CHAT[0], odd]), repr([odd, CHAT[1]])):
+        with pytest.raises(BadRow, match=said):
+            turns_from_text(text, "completion")
+
+
+def test_a_list_of_people_and_their_roles_is_an_answer():
+    text = json.dumps([{"name": "Ann", "role": "user"}, {"name": "Bob", "role": "admin"}])
+    assert turns_from_text(text) == text
