@@ -175,7 +175,7 @@ class LoadedEncoder:
             return row
         try:
             texts = tuple(map(self._checked, self.kind.texts(row, columns, self.chats, reader)))
-            return texts if any(text.spans for text in texts) else None
+            return texts if any(text.rendered or text.spans for text in texts) else None
         except BadRow as error:
             return error
         except UnicodeEncodeError as error:

@@ -86,7 +86,8 @@ class Words:
             if mark and not _stands_in(answer, text):
                 problem = f"message {number + 1} mentions {mark}, and the chat template takes its text apart there"
                 raise BadRow(problem, _cure_of(messages[number]))
-            if answer and not starts_with_a_mark(answer) and OPENED.search(text, 0, max(text.rfind(answer), 0)):
+            opened = OPENED.search(text, 0, max(text.rfind(answer), 0)) if answer else None
+            if opened and not starts_with_a_mark(answer) and _writes(opened[0].strip(), text, messages):
                 problem = (
                     f"message {number + 1} has marks of thoughts, and its answer begins within thoughts that are open"
                 )
@@ -138,6 +139,11 @@ def _stands_in(words: str, text: str) -> bool:
         return True
     quoted = json.dumps(words, ensure_ascii=False), json.dumps(words), repr(words)
     return any(form[1:-1] in text for form in quoted)
+
+
+def _writes(mark: str, text: str, messages: list[Message]) -> bool:
+    """Whether the template writes a mark of thoughts itself; another's is as any other text."""
+    return text.count(mark) > sum(message["content"].count(mark) for message in messages)
 
 
 def _cure_of(message: Message) -> str:

@@ -192,7 +192,7 @@ def test_turns_within_a_turn_are_counted(text):
 
 @pytest.mark.parametrize("odd, said", [
     ({"role": "prompter", "content": "x"}, "the role 'prompter'"), ({"role": "ipython", "content": "x"}, "the role 'ipython'"),
-    ({"role": "assistant", "text": "x"}, "says nothing that is read"), ({"from": "gpt", "text": "x"}, "says nothing that is read"),
+    ({"role": "assistant", "text": "x"}, "says nothing that is read"), ({"from": "gpt", "text": "x"}, "says nothing"),
     ({"role": "assistant", "message": "x"}, "says nothing"), ({"role": "tool", "name": "f"}, "says nothing"),
 ])  # fmt: skip
 def test_a_list_with_an_odd_turn_is_refused(odd, said):

@@ -96,7 +96,10 @@ WITH_CALLS = "gemma4 glm4.5 gpt-oss granite4 llama3 llama4 minimax-m2 mistral ne
 def test_of_honest_chats_nothing_is_missed(chats, name):
     for kind, turns in HONEST.items():
         in_other_marks = kind == "empty thoughts" and name in ("gemma4", "gpt-oss", "seed-oss")
-        assert bool(left_out(chats(name), *turns)) == in_other_marks, kind
+        within_open = (
+            kind == "an opened mark" and name == "nemotron3"
+        )  # which then closes no thoughts before the answer
+        assert bool(left_out(chats(name), *turns)) == (in_other_marks or within_open), kind
     for kind, turns in CALLS.items() if name in WITH_CALLS.split() else ():
         assert not left_out(chats(name), *turns, tools=TOOLS), kind
 
@@ -108,6 +111,10 @@ KEYS = [user("a"), answer("b", reasoning_content="b"), user("c"), answer("d", th
 BEGUN = [user("a"), answer("First.\n</think>\n\nb")]  # by the prompt
 MENTION = [user("a"), answer("Use </think> to close it."), user("c"), answer("d")]
 BESIDE = [user("W?"), answer("I look.", tool_calls=[call({"city": "Rome"})]), result("22"), answer("22 C")]
+FENCE = [user("a"), answer("```\n<think>\nx\n</think>\n```\nb")]
+ENDLESS = [user("a"), answer("<think>\nI wonder")]
+TWO_KEYS = [user("a"), answer("b", reasoning_content="Hm.", reasoning="Hm.")]
+OPEN = "refused: message 2 has marks of thoughts, and its answer begins within thoughts that are open"
 TAKES_APART = "refused: message 2 mentions </think>, and the chat template takes its text apart there"
 MUTED = [answer("b", weight=0), answer("First. </think> b", train=False)]
 NO_SYSTEM = OPENING + MARKED + "{% elif m.role == 'user' %}{{ m.content }}{% endif %}" + CLOSING
@@ -132,6 +139,10 @@ STRINGS = TEXTS.replace("{{ CALLS }}", (
     *[(name, MENTION, TAKES_APART) for name in ("qwen3", "glm4.5", "minimax-m2", "qwen3.5", "deepseek-r1", "deepseek-v3.1")],
     ("qwen3", MENTION[:2], TAKES_APART), ("nemotron3", MENTION, ""), ("chatml", MENTION, ""),
     ("qwen3", [user("a"), answer("Wait <think>Hm.</think> b")], "refused: the chat template leaves out 'Wait' of message 2"),
+    *[(name, turns, OPEN) for name in ("deepseek-r1", "nemotron3") for turns in (MENTION[:2], FENCE)],
+    ("deepseek-r1", ENDLESS, OPEN),
+    ("qwen3", ENDLESS, OPEN), ("chatml", FENCE, ""), ("deepseek-r1", THINKS[:2], ""), ("deepseek-r1", BEGUN, ""),
+    ("qwen3", TWO_KEYS, ""), ("gpt-oss", TWO_KEYS, ""), ("chatml", TWO_KEYS, LAST),
     ("qwen3", [user("a"), MUTED[1], user("c"), answer("d")], "earlier answers, which"),
     ("llama3", BESIDE, "texts beside tool calls, which the chat template leaves out"),
     ("gpt-oss", BESIDE, ""), ("qwen3", BESIDE, ""),
@@ -292,6 +303,21 @@ def test_a_template_that_reads_lists_of_some_roles_gets_lists_of_these(chats, ro
 def test_a_template_that_reads_arguments_as_text_gets_json(chats, template):
     text = convert({"messages": CALLS["a call"]}, {}, chats(template))
     assert 'weather_of {"city": "Rome"}' in text.text
+
+
+def test_a_template_that_writes_calls_beside_null_gets_null(chats):
+    """As DeepSeek-V3's does."""
+    only = CALLING.replace("m.content", "m.content or ''").replace("CALLS", "m.tool_calls if m.content is none else ''")
+    template = OPENING + only + "{% else %}{{ m.content }}{% endif %}" + CLOSING
+    assert "weather_of" in convert({"messages": CALLS["a call"]}, {}, chats(template)).text
+    assert "leaves them out" not in left_out(chats(template), *CALLS["a call"])
+    assert "None" not in convert({"messages": CALLS["a call"]}, {}, chats("qwen3")).text
+
+
+def test_a_developers_turn_is_offered_the_systems_role(chats):
+    with pytest.raises(BadRow) as refused:
+        convert({"messages": [{"role": "developer", "content": "S"}, user("a"), answer("b")]}, {}, chats("qwen3"))
+    assert "write the role 'developer' as 'system'" in refused.value.args[1]
 
 
 def test_an_error_that_is_none_of_the_templates_own_names_the_key_that_it_wants(chats):
