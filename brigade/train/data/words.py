@@ -87,13 +87,23 @@ class Words:
                 problem = f"message {number + 1} mentions {mark}, and the chat template takes its text apart there"
                 raise BadRow(problem, _cure_of(messages[number]))
             opened = OPENED.search(text, 0, max(text.rfind(answer), 0)) if answer else None
-            if opened and not starts_with_a_mark(answer) and _writes(opened[0].strip(), text, messages):
+            if opened and not starts_with_a_mark(answer) and self._writes(opened[0].strip(), chat, text, number):
                 problem = (
                     f"message {number + 1} has marks of thoughts, and its answer begins within thoughts that are open"
                 )
                 raise BadRow(f"{problem}: {shown(answer)}", _cure_of(messages[number]))
         counted.update(_named(piece, messages, is_learned, keeps_thoughts) for piece in missing)
         return tuple(sorted(counted))
+
+    def _writes(self, mark: str, chat: Chat, text: str, number: int) -> bool:
+        """Whether the template writes a mark of thoughts itself, in a chat's text or in the prompt for a message; another's mark
+        is as any other text."""
+        if text.count(mark) > sum(message["content"].count(mark) for message in chat.messages):
+            return True
+        prompt = ""
+        with suppress(Exception):  # it refuses such a chat
+            prompt = self._render(chat._replace(messages=chat.messages[:number]).asking())
+        return prompt.rstrip().endswith(mark)
 
     def missing(self, chat: Chat, text: str, pieces: list[Piece]) -> list[Piece]:
         """Return the pieces that do not arrive in a chat's text."""
@@ -139,11 +149,6 @@ def _stands_in(words: str, text: str) -> bool:
         return True
     quoted = json.dumps(words, ensure_ascii=False), json.dumps(words), repr(words)
     return any(form[1:-1] in text for form in quoted)
-
-
-def _writes(mark: str, text: str, messages: list[Message]) -> bool:
-    """Whether the template writes a mark of thoughts itself; another's is as any other text."""
-    return text.count(mark) > sum(message["content"].count(mark) for message in messages)
 
 
 def _cure_of(message: Message) -> str:
