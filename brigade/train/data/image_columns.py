@@ -48,7 +48,12 @@ def refuse_overlooked(row: Row, messages: list[Message]) -> None:
         problem = (
             f"no image was found in the row, and column {name!r} seems to hold one{others}: {shown(row.content[name])}"
         )
-        raise BadRow(problem, f"columns: {{images: {name}}}; to leave it out on purpose: columns: {{ignore: {name}}}")
+        value = row.content[name]
+        values = value if isinstance(value, list) else [value]
+        write = (
+            f"columns: {{images: {name}}}" if all(map(_may_be_image, values)) else "write its images as a column images"
+        )
+        raise BadRow(problem, f"{write}; to leave it out on purpose: columns: {{ignore: {name}}}")
     for turn in messages:
         name = next(likely({key: value for key, value in turn.items() if key not in ("role", "content")}), "")
         if name:

@@ -15,17 +15,23 @@ _AROUND = "<fake_token_around_image>"
 _ONE = rf"<\|?(?:image|img|im|media)[ _-]?(?:{_PART})\|?>|<\|?image\s?/?\|?>|<\|(?:patch|img)\|>|<global-img>"
 _NUMBERED = rf"<\|?\s?(?:{_WORD})[ _:#-]{{0,2}}\d{{1,3}}\s?/?\|?>"
 # No code (a[image]), no link of Markdown, and no [IMG]http://...[/IMG] of a forum.
-_BRACKETS = rf"(?<![\w)!])\[(?:(?:{_WORD})[ _:#-]{{0,2}}\d{{1,3}}|(?:img|image)(?![^\[]*\[/))\](?!\()"
+_BRACKETS = rf"(?<![A-Za-z0-9_)!])\[(?:(?:{_WORD})[ _:#-]{{0,2}}\d{{1,3}}|(?:img|image)(?![^\[]*\[/))\](?!\()"
 _FILE = r"<(?P<tag>img|image)>(?P<path>[^<>\n]{1,4096})</(?P=tag)>"  # Qwen-VL's
 _WHOLE = rf"(?:{_OPENS}|{_AROUND})\s*(?:(?:{_ONE}|{_NUMBERED}|image(?=<))\s*)*(?:{_CLOSES}|{_AROUND})"
 _IMAGE = rf"{_FILE}|{_WHOLE}|<start_of_image>|{_NUMBERED}|{_ONE}"
-PLACE = re.compile(rf"{_IMAGE}|{_BRACKETS}", re.IGNORECASE)
+_EMPTY = r"<image(?:[ _:#-]?\d{1,3})?\s?>\s*</image(?:[ _:#-]?\d{1,3})?>"  # a pair of tags around nothing
+PLACE = re.compile(rf"{_EMPTY}|{_IMAGE}|{_BRACKETS}", re.IGNORECASE)
 _DIGITS = re.compile(r"\d+")
 # What may be a place in a spelling that nobody here knows, but for closing tags.
 _MAYBE = re.compile(
     r"<\|?(?! )[\w :#-]{0,40}(?:image|img|picture|photo|vision|media)[\w :#-]{0,40}\|?>|\{\{\s*(?:image|img)\w*\s*\}\}|"
     r"\A\s*\{(?:image|img|picture)_?\d*\}|(?<![\w/$\\}'\"`])\{(?:image|img|picture)_?\d*\}\s*\Z|"
-    r"<\|?(?:boi|im|pic|visual|vis_start)(?:[ _:#-]?\d{1,3})?\|?>|(?P<around>[$%#])(?:image|img|picture)\w{0,20}(?P=around)|"
+    rf"<(?:image|screenshot)[\s:][^<>]{{0,60}}>|<!--\s*(?:{_WORD}|screenshot)[ _:#-]{{0,2}}\d{{0,3}}\s*-->|"
+    rf"(?<![A-Za-z0-9_)!])\[(?:{_WORD}|screenshot)\s*:[^\[\]\n]{{1,80}}\](?!\()|__(?:image|img)_?\d{{0,3}}__|"
+    r"[<\[【]\s?(?:图片|图像|照片|截图|图)\s?\d{0,3}\s?[>\]】](?!\()|"
+    r"\A\s*\((?:image|img|picture)[ _]?\d{0,3}\)|\((?:image|img|picture)[ _]?\d{0,3}\)\s*\Z|"
+    r"<\|?(?:boi|im|pic|figure|fig|screenshot|visual|vis_start)(?:[ _:#-]?\d{1,3})?\|?>|"
+    r"(?P<around>[$%#])(?:image|img|picture)\w{0,20}(?P=around)|"
     r"&lt;image(?:[ _:#-]?\d{1,3})?&gt;|\b(?:image|img)_placeholder\b",
     re.IGNORECASE,
 )
@@ -79,7 +85,8 @@ def unknown_place(text: str, paths: Iterable[str]) -> str:
             return shown[0]
     for found in _MAYBE.finditer(text):
         word = re.search(r"\w+", found[0].removeprefix("&lt;"))
-        if word and f"</{word[0]}>" not in text and f"&lt;/{word[0]}&gt;" not in text:
+        closing = (f"</{word[0]}>", f"&lt;/{word[0]}&gt;") if word else ()
+        if text.startswith(closing, found.end()) or (word and not any(tag in text for tag in closing)):
             return found[0]
     return ""
 

@@ -240,7 +240,12 @@ def _message(message: Any, unread: set[str], images: RowImages | None) -> Messag
     if calls:
         refuse_spelled(content, calls)
     if "<" in content:
-        marks = image_places.refuse_pictures(content, ROLES[role], images is not None)
+        try:
+            marks = image_places.refuse_pictures(content, ROLES[role], images is not None)
+        except BadRow:
+            if images is not None:  # a column may have the image, under a name that is not known
+                images.refuse_overlooked()
+            raise
         unread |= {f"{mark} in texts, read as letters" for mark in marks}
     if role not in RESULTS and _is_list_of_turns(content):
         unread.add(f"contents of {ROLES[role]!r} that are a list of turns as text, read as letters")

@@ -147,7 +147,15 @@ def _of_tools(tools: Tools | None) -> Iterator[Piece]:
             words = function.get(key)
             if isinstance(words, str) and words.strip():
                 yield Piece(TOOL if key == "name" else DEFINITION, -1, words.strip(), (-1, wrapped, key))
-        for key, words in _of_schema(function.get("parameters")):
+        parameters = function.get("parameters")
+        if isinstance(parameters, dict) and not (
+            parameters.get("properties") or isinstance(parameters.get("type"), str)
+        ):
+            named = {
+                key: value for key, value in parameters.items() if isinstance(value, dict) and not key.startswith("$")
+            }
+            parameters = {"properties": named}  # types by the arguments' names, which some templates do not write
+        for key, words in _of_schema(parameters):
             yield Piece(DEFINITION, -1, words, (-1, wrapped, key))
 
 

@@ -120,6 +120,8 @@ class RowImages:
         if self.given and not self._places and not self._elsewhere:
             messages = self._in_front(messages)
             self._places = [Place()] * len(self.given)
+        elif self._places and not self.given and any(place.own is None for place in self._places):
+            image_columns.refuse_overlooked(self.row, messages)
         taken = iter(self._order())
         self.whole = [place.own or self.reader.read(self.given[next(taken)]) for place in self._places]
         if sum(turn["content"].count(MARK) for turn in messages) != len(self.whole):

@@ -26,6 +26,10 @@ def explained(error: Exception, messages: list[Message], template: str, images: 
     problem = f"the chat template: {reason} (a chat that begins {str(messages)[:80]})"
     if any(message["role"] == "developer" for message in messages):  # which few templates know
         return BadRow(problem, "write the role 'developer' as 'system', or name a chat_template that has it (gpt-oss)")
+    if "has no attribute 'function'" in reason:  # each call has one: it is a tool's definition
+        return BadRow(
+            problem, 'write each of the tools as {"type": "function", "function": {"name": ..., "parameters": {...}}}'
+        )
     return BadRow(problem, "fix the template or the chat")
 
 

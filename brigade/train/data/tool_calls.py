@@ -17,6 +17,13 @@ ARGUMENTS = ("arguments", "parameters", "input", "args")
 # Names of the schema of what a tool takes: OpenAI's, Anthropic's, the Model Context Protocol's.
 SCHEMAS = ("parameters", "input_schema", "inputSchema")
 RESULTS = ("result", "results", "output", "response", "error")  # of a call, beside it
+ABOUT_RESULTS = (
+    *RESULTS,
+    "return",
+    "returns",
+    "output_schema",
+    "outputSchema",
+)  # of a definition, which has schemas there, too
 # Of a call itself, beside its function.
 ABOUT = ("call_id", "tool_call_id", "status", "namespace", "description", "title", "strict", "thought_signature", "cache_control",
          "extra_content", "provider_specific_fields")  # fmt: skip
@@ -175,6 +182,8 @@ def _definition(tool: Fields, called: str) -> Fields:
     if given:
         others = {key: value for key, value in inner.items() if key not in SCHEMAS}
         inner = others | {"parameters": one_of(given, of)}
+    else:
+        _refuse_other_schemas({**tool, **inner}, of)
     if called == "functions":
         tool = {"type": "function", "function": inner}
     return tool | {"function": inner} if "function" in tool else inner
@@ -215,6 +224,26 @@ def _of_schema(key: str, value: object, called: str) -> Any:
     if isinstance(value, str):
         raise BadRow(f"{called} are {shown(read)}, not an object", 'write {"NAME": {"type": ...}, ...}')
     return value
+
+
+def _refuse_other_schemas(definition: Fields, of: str) -> None:
+    """Raise BadRow for a definition without a schema by a known name, where another key holds one, or it stands beside the
+    function: no template reads it there."""
+    for key, value in definition.items():
+        if key not in ("function", *ABOUT_RESULTS) and _is_schema(
+            json_or(value, value) if isinstance(value, str) else value
+        ):
+            problem = f"the key {key!r} {of} seems to hold the schema of its arguments, and is not read there"
+            raise BadRow(problem, 'write {"type": "function", "function": {"name": ..., "parameters": {...}}}')
+
+
+def _is_schema(value: object) -> bool:
+    """Whether a value says what a tool takes: a JSON schema of an object, or types by the arguments' names."""
+    if not isinstance(value, dict) or not value:
+        return False
+    if isinstance(value.get("properties"), dict) or value.get("type") == "object":
+        return True
+    return all(isinstance(each, dict) and "type" in each for each in value.values())
 
 
 def refuse_what_json_lacks(value: object, called: str) -> None:

@@ -344,3 +344,24 @@ def test_a_key_of_another_tool(encode, tokenizer, case):
         assert supervised(tokenizer, found) == case["learned"]
     if case.get("rows", "answers") != "answers":
         assert found.samples["desirable"].tolist() == case.get("labels", [True, False])
+
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+
+
+@pytest.mark.parametrize("tool, key", [
+    ({"type": "function", "function": {"name": "f", "arguments": SCHEMA}}, "arguments"),
+    ({"type": "function", "function": {"name": "f"}, "parameters": SCHEMA}, "parameters"),
+    ({"name": "f", "args_schema": json.dumps(SCHEMA)}, "args_schema"), ({"name": "f", "schema": SCHEMA}, "schema"),
+    ({"name": "f", "args": SCHEMA["properties"]}, "args"),
+])  # fmt: skip
+def test_a_schema_where_no_template_reads_it_is_refused(tool, key):
+    assert f"the key {key!r} of the tool 'f'" in refusal(tool_definitions, [tool])
+
+
+@pytest.mark.parametrize("more", [
+    {"returns": SCHEMA}, {"parameters": SCHEMA, "schema": SCHEMA}, {"cache_control": {"type": "ephemeral"}}, {"parameters": {}},
+    {"response": SCHEMA}, {"annotations": {"title": "F", "readOnlyHint": True}}, {"examples": {}},
+])  # fmt: skip
+def test_a_tool_without_arguments_may_say_other_things(more):
+    assert tool_definitions([{"name": "f", **more}])

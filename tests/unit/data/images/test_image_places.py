@@ -181,7 +181,8 @@ def test_a_column_that_seems_to_hold_an_image(encode, problem, shown, columns):
     for content in (kind | columns for kind in kinds):
         found = encode(content)
         assert f"column {name!r} seems to hold one" in problem(found)
-        assert f"columns: {{images: {name}}}" in found.bad[0][1].args[1]
+        cure = "a column images" if name in ("media", "multi_modal_data") else f"columns: {{images: {name}}}"
+        assert cure in found.bad[0][1].args[1]
     assert shown(encode(PLAIN | columns, columns={"ignore": list(columns)}))[2] == []
 
 
@@ -215,3 +216,41 @@ def test_boxes_in_texts_are_counted(encode, words, there):
     content[0]["messages"][1] = content[1]["messages"][1] = {"role": "assistant", "content": words}
     said = [any("boxes" in name for name in found.unread[found.samples["unread"][0]]) for found in map(encode, content)]
     assert said == [there, False, there]
+
+
+@pytest.mark.parametrize("question, said", [
+    ("比较[image2]和[image1]的不同", "比较{b}和{a}的不同"), ("<image1></image1>和<image2></image2>", "{a}和{b}"),
+    ("<image></image>what, <image>\n</image>", "{a}what, {b}"),
+])  # fmt: skip
+def test_places_behind_letters_and_with_closing_tags(encode, shown, question, said):
+    assert f"user\n{said.format(a=FIRST, b=SECOND)}<|im_end|>" in shown(encode(given(question)))[0]
+
+
+@pytest.mark.parametrize("mark", [
+    '<image id="1">', "<image index=0/>", "<image:red.png>", "[Image: red.png]", "<!-- image -->", "(image)", "__IMAGE__",
+    "[图片]", "【图1】", "[图2]", "<图片>", "<figure>", "<screenshot>", '<image id="1"></image>',
+])  # fmt: skip
+def test_what_may_be_a_place_is_refused_unless_the_images_have_theirs(encode, shown, mark):
+    (error,) = (bad for bad in encode(row(f"{mark} What?", "a.png")).bad)
+    assert "may be the place of an image" in str(error[1].args)
+    assert f"{FIRST}Is {mark} code?" in shown(encode(row(f"<image>Is {mark} code?", "a.png")))[0]
+
+
+@pytest.mark.parametrize("question", [
+    "a[image1] = <figure>x</figure>", "<!-- image slider --> [Image: x](y)", "See 图1 (image) here", "List<int> [x: y]",
+])  # fmt: skip
+def test_ordinary_text_is_no_place(encode, shown, question):
+    assert f"{FIRST}{question}<|im_end|>" in shown(encode(row(question, "a.png")))[0]
+
+
+@pytest.mark.parametrize("content", ["<image>\nWhat?", "What is <image>?", [{"type": "image"}, text("What?")]])
+@pytest.mark.parametrize("name", ["image_path", "image_0"])
+def test_a_column_of_another_name_is_named_wherever_the_place_stands(encode, content, name):
+    question = {"role": "user", "content": content}
+    (bad,) = encode({"messages": [question, A], name: "a.png"}).bad
+    assert f"columns: {{images: {name}}}" in bad[1].args[1]
+
+
+def test_images_within_an_object_are_to_be_a_column_of_their_own(encode):
+    (bad,) = encode({"messages": [asked("<image>What?"), A], "media": {"image": ["a.png"]}}).bad
+    assert "'media' seems to hold one" in bad[1].args[0] and "a column images" in bad[1].args[1]
