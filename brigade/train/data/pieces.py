@@ -147,16 +147,20 @@ def _of_tools(tools: Tools | None) -> Iterator[Piece]:
             words = function.get(key)
             if isinstance(words, str) and words.strip():
                 yield Piece(TOOL if key == "name" else DEFINITION, -1, words.strip(), (-1, wrapped, key))
-        parameters = function.get("parameters")
-        if isinstance(parameters, dict) and not (
-            parameters.get("properties") or isinstance(parameters.get("type"), str)
-        ):
-            named = {
-                key: value for key, value in parameters.items() if isinstance(value, dict) and not key.startswith("$")
-            }
-            parameters = {"properties": named}  # types by the arguments' names, which some templates do not write
-        for key, words in _of_schema(parameters):
+        for key, words in _of_schema(_with_properties(function.get("parameters"))):
             yield Piece(DEFINITION, -1, words, (-1, wrapped, key))
+
+
+def _with_properties(parameters: object) -> object:
+    """Return a tool's parameters as a schema, where they are types by the arguments' names, or a list of objects with names: some
+    templates write neither."""
+    if isinstance(parameters, list):
+        named = {str(each["name"]): each for each in parameters if isinstance(each, dict) and "name" in each}
+    elif isinstance(parameters, dict) and not (parameters.get("properties") or isinstance(parameters.get("type"), str)):
+        named = {key: each for key, each in parameters.items() if isinstance(each, dict) and not key.startswith("$")}
+    else:
+        return parameters
+    return {"properties": named}
 
 
 def _of_schema(schema: object) -> Iterator[tuple[str, str]]:
