@@ -4,13 +4,13 @@ import pytest
 
 from testing import marks, parity, runs
 
-FORMS = {"every": "{every_n: 2}", "selective": "selective", "offload": "offload"}
+FORMS = {"all": "true", "every": "{every_n: 2}", "selective": "selective", "offload": "offload"}
 STRATEGIES = ("ddp", "zero2", "zero3", "fsdp2")
 LESS = ["--max_steps", "4", "--optim", "sgd"]
 LORA = ["--use_peft", "--learning_rate", "2"]
 PACKED = ["--packing", "--padding_free"]
 TILED = ["--tiled_loss", "7", "--tiled_mlp", "9"]
-OTHERS = {"lora": LORA, "packed": PACKED, "tiled": TILED}
+OTHERS = {"lora": LORA, "packed": PACKED, "tiled": TILED, "dropout": [*LORA, "--lora_dropout", "0.3"]}
 PAIRS = [
     f"{form}-{strategy}" for form in FORMS for strategy in STRATEGIES if (form, strategy) != ("selective", "zero3")
 ]
@@ -28,7 +28,10 @@ def case(name, ranks=2):
 
 
 def alone(name):
-    """The run of one process that a case is compared with: without tiles, which change no loss."""
+    """The run that a case is compared with: of one process and without tiles, which change no loss. What dropout drops depends on
+    the rank, so it is compared with the same ranks."""
+    if name.endswith("-dropout"):
+        return case("-".join(["none", *name.split("-")[1:]]))
     other = name.split("-")[2] if name.count("-") == 2 else ""
     return case("none-single" + (f"-{other}" if other not in ("", "tiled") else ""), 1)
 

@@ -55,8 +55,6 @@ class FSDP2(Engine):
             "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "state_dict_type": "SHARDED_STATE_DICT",
             "cpu_ram_efficient_loading": True,
-            # Of every layer alike it is FSDP2's own, of all else Transformers' (attach).
-            "activation_checkpointing": self.training.recomputation.plain,
         }
         os.environ["ACCELERATE_USE_FSDP"] = "true"  # Transformers looks for it beside the option
         return {
@@ -78,9 +76,10 @@ class FSDP2(Engine):
         read = partial(load.read_weights, self.run.settings, self.source, self.load_dtype())
         one_by_one = load.arrive_one_by_one(self.run.settings, self.source)
         fsdp2.send_weights(read if one_by_one else None, lambda model: check_finite(model, self.source))
-        if self.training.activation_checkpointing and not self.training.recomputation.plain:
+        if self.training.activation_checkpointing:
             # By an option of TrainingArguments, Transformers would warn that FSDP2's hooks run once more. They no longer do: it
-            # checkpoints what a layer computes inside of them (modeling_layers.py: GradientCheckpointingLayer).
+            # checkpoints what a layer computes inside of them (modeling_layers.py: GradientCheckpointingLayer). Accelerate's own
+            # way (fsdp2_apply_ac) would not keep the random state, and what is computed again would drop other values.
             recomputing.enable(trainer.model, self.training)
         if self.cpu and self.run.strategy.fsdp.get("cpu_offload"):  # page-locked memory is a GPU's
             plugin = trainer.accelerator.state.fsdp_plugin
