@@ -1,9 +1,11 @@
 """Learning rates by patterns of names: which group each parameter is in, in which order, and which patterns are mistakes."""
 
+import copy
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from brigade.train.engines import parameter_groups
@@ -67,6 +69,15 @@ def test_a_checkpoint_numbers_parameters_as_the_optimizer_does(optim, patterns, 
     names.sort(key=lambda name: "norm" in name)  # as Transformers' groups are
     stepped = [name for names, _ in groups_of(trainer, model) for name in names]
     assert parameter_groups.order(model, names, trainer.run.settings.recipe.training) == stepped
+
+
+@pytest.mark.parametrize("wrap", [checkpoint_wrapper, torch.compile])
+def test_what_wraps_a_layer_changes_no_order(wrap, trainer_of, model):
+    trainer, wrapped = trainer_of("--optim", "muon", "--learning_rates", PATTERNS), copy.deepcopy(model)
+    wrapped.model.layers[0] = wrap(wrapped.model.layers[0])
+    names, training = [name for name, _ in model.named_parameters()], trainer.run.settings.recipe.training
+    assert names != [name for name, _ in wrapped.named_parameters()]
+    assert parameter_groups.order(wrapped, names, training) == parameter_groups.order(model, names, training)
 
 
 def test_muons_matrices_are_groups_of_their_own(trainer_of, model):

@@ -94,13 +94,6 @@ def _zero(folder: Path, saved_as: Mapping[str, str]) -> States:
     return Divided(parts, {name: whole[saved_as.get(name, name)] for name in parts[0].sizes}, parts[0].shapes)
 
 
-def _like(weight: int, state: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names in a parameter's state that have a value for each of its `weight` elements."""
-    return tuple(
-        key for key, value in state.items() if torch.is_tensor(value) and value.dim() and value.numel() == weight
-    )
-
-
 class _Whole(States):
     """States of one process or DDP: safetensors, and optimizer.pt in the optimizer's own order."""
 
@@ -121,10 +114,16 @@ class _Whole(States):
         self._group = kept["param_groups"][0]
         self._state = {order[number]: state for number, state in kept["state"].items()}
         names = [name for name in order if name in self._fused or saved_as.get(name, name) in self._file]
-        self.sizes = {name: self._weight(name).numel() for name in names}
+        self._shapes = {name: self._weight(name).shape for name in names}
+        self.sizes = {name: shape.numel() for name, shape in self._shapes.items()}
 
     def moments_of(self, name: str) -> tuple[str, ...]:
-        return _like(self.sizes[name], self._state.get(name, {}))
+        found = {key: each for key, each in self._state.get(name, {}).items() if torch.is_tensor(each) and each.dim()}
+        shape = self._shapes[name]
+        for key, each in found.items():  # of an optimizer that numbered parameters in another order, for one
+            if each.shape != shape:
+                raise ValueError(f"{key} of {name} has the shape {tuple(each.shape)}, and the weight {tuple(shape)}")
+        return tuple(found)
 
     def _weight(self, name: str) -> Tensor:
         if name in self._fused:
@@ -196,7 +195,10 @@ class _Zero(States):
         first, number = self._ranks[0], self._place[name][0]
         padding = 0 if self._each_by_itself else first["group_paddings"][number]
         state = first[self._moments]["state"].get(number, {})
-        return _like(first[self._masters][number].numel() + padding, state)
+        size = first[self._masters][number].numel() + padding
+        return tuple(
+            key for key, each in state.items() if torch.is_tensor(each) and each.dim() and each.numel() == size
+        )
 
     def _flat(self, rank: int, number: int, key: str) -> Tensor:
         held = self._ranks[rank]

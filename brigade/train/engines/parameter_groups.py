@@ -31,12 +31,12 @@ def _key_of(model: torch.nn.Module, training: TrainingSection) -> Callable[[str]
     """Return what gives a parameter's name the key of its group. Groups are in the order of their keys."""
     patterns = [re.compile(pattern) for pattern in training.learning_rates]
     part_of = parts.part_number(model) if has_own_rates(training) else lambda _: 0
-    matrices = matrices_of(model).keys() if training.optim == "muon" else ()
+    matrices = {parts.plain_name(name) for name in matrices_of(model)} if training.optim == "muon" else ()
 
     def key(name: str) -> Key:
         plain = parts.plain_name(name)
         pattern = next((n for n, each in enumerate(patterns) if each.search(plain)), len(patterns))
-        return part_of(name), pattern, name in matrices
+        return part_of(name), pattern, plain in matrices
 
     return key
 
