@@ -83,6 +83,7 @@ def write_saving_inputs(folder: Path) -> list[str]:
 CHANGES: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 16},  # shorter than the samples
     "phi-norms": {"qk_layernorm": True},
+    "gpt_neox-tied": {"tie_word_embeddings": True},  # whose vocabulary AutoTP divides by Transformers' plan
     # Routers' scores differ as much as their biases, so that no expert gets all tokens, or none.
     **{name: {"initializer_range": 0.1} for name in ("deepseek_v3-spread", "ernie4_5_moe", "laguna")},
     "minimax_m2": {"initializer_range": 0.1, "num_key_value_heads": 2},

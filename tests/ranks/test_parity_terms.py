@@ -12,9 +12,13 @@ OWN = ["--token_loss", str(REPOSITORY / "docs/examples/dft.py:loss"), "--optim",
 PLAIN = ["--optim", "sgd", "--learning_rate", "0.6"]
 
 
-def case(name, ranks=2, *flags, terms=TERMS):
+def case(name, ranks=2, *flags, terms=TERMS, **about):
     micro = runs.GLOBAL_BATCH if ranks == 1 else runs.GLOBAL_BATCH // 4  # two micro-batches a step
-    return {"name": name, "ranks": ranks, "flags": [*flags, *terms, "--per_device_train_batch_size", str(micro)]}
+    return about | {
+        "name": name,
+        "ranks": ranks,
+        "flags": [*flags, *terms, "--per_device_train_batch_size", str(micro)],
+    }
 
 
 ONE = [
@@ -66,6 +70,20 @@ def test_a_function_of_ones_own_is_that_of_one_process(name, one, two):
     parity.assert_equal(two[name], one["own"])
     assert one["own"]["loss"][0] < 0.1 < one["plain"]["loss"][0]  # of targets that are as probable as any other token
     assert one["own"]["eval_loss"][0] == one["plain"]["eval_loss"][0]
+
+
+@pytest.mark.slow
+def test_no_loss_of_deepspeeds_own_takes_their_place(tmp_path):
+    """It divides the vocabulary of a model with such a plan and tied embeddings, and computes a loss of parts of logits."""
+    ways = {1: [], 2: axes.flags(Axes(tensor=2), "zero2")}
+    cases = {
+        (key, ranks): case(f"{key} on {ranks}", ranks, *ways[ranks], terms=terms, model="gpt_neox-tied", group="tied")
+        for key, terms in {"terms": TERMS, "own": OWN, "plain": PLAIN}.items()
+        for ranks in ways
+    }
+    found = runs.run_each([*cases.values()], tmp_path)
+    for key in ("terms", "own", "plain"):
+        parity.assert_equal(found[f"{key} on 2"], found[f"{key} on 1"])
 
 
 def test_the_terms_raise_the_training_loss_and_leave_the_held_out_loss_what_it_is(one):

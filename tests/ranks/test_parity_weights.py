@@ -84,3 +84,12 @@ def test_rows_of_weight_zero_are_rows_left_out(one):
 def test_weights_change_the_training_loss_and_not_the_held_out_one(one):
     assert abs(one["weighed"]["loss"][0] - one["plain"]["loss"][0]) > 0.001
     assert one["weighed"]["eval_loss"][0] == one["plain"]["eval_loss"][0]
+
+
+@pytest.mark.slow
+def test_no_loss_of_deepspeeds_own_takes_their_place(files, tmp_path):
+    """It divides the vocabulary of a model with such a plan and tied embeddings, and computes a loss of parts of logits."""
+    own = {"model": "gpt_neox-tied", "group": "tied"}
+    ways = {1: files["weighed"], 2: [*files["weighed"], *axes.flags(Axes(tensor=2), "zero2")]}
+    found = runs.run_each([case(f"on {ranks}", flags, ranks=ranks) | own for ranks, flags in ways.items()], tmp_path)
+    parity.assert_equal(found["on 2"], found["on 1"])

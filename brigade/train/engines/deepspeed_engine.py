@@ -162,8 +162,11 @@ class TensorDeepSpeed(DeepSpeed):
         # In every stage: without it the ranks' parts of a matrix are not gathered for model.safetensors (accelerator.py:
         # get_state_dict).
         config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
-        # Its loss of parts of logits is a sum over tokens, and it would set it on PEFT's wrapper.
-        if self.run.settings.recipe.model.use_peft or objective_of(self.training).compares:
+        # Its loss of parts of logits is the plain sum over tokens (sequence/cross_entropy.py: VocabParallelCausalLMLoss), puts
+        # itself in the place of the recipe's, and would be set on PEFT's wrapper.
+        recipe = self.run.settings.recipe
+        own = objective_of(self.training).compares or self.training.loss_terms or recipe.data.weighs_samples
+        if own or recipe.model.use_peft:
             config["tensor_parallel"]["vocab_parallel_lm_head"] = False
         return arguments
 

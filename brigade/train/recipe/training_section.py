@@ -169,6 +169,11 @@ class TrainingSection(ObjectiveKeys):
         return self.tiled_loss or bool(self.teacher)
 
     @property
+    def loss_terms(self) -> bool:
+        """Whether training sums something else than the cross-entropy of tokens."""
+        return bool(self.label_smoothing_factor or self.z_loss_coef or self.token_loss)
+
+    @property
     def recomputation(self) -> Recomputation:
         """What the backward pass computes again, and where that waits."""
         return recomputation(self.activation_checkpointing)

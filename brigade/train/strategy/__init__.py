@@ -110,8 +110,7 @@ def facts_of(strategy: Strategy, settings: Settings) -> Fields:
     model, training = settings.recipe.model, settings.recipe.training
     facts: Fields = {**training.model_dump(), "method": method_of(model), "kind": strategy.kind}
     facts |= dict.fromkeys(strategy.axes.used, True) | {"tiled_loss": bool(training.loss_tiles)}
-    adds = training.label_smoothing_factor or training.z_loss_coef or training.token_loss
-    facts |= {"neftune": bool(training.neftune_noise_alpha), "loss_terms": bool(adds)}
+    facts |= {"neftune": bool(training.neftune_noise_alpha), "loss_terms": training.loss_terms}
     facts |= {"weights": settings.recipe.data.weighs_samples}
     facts |= {"eval_tasks": bool(training.eval_tasks), "sync_every": bool(training.sync_every)}
     facts |= {"loss_spike": training.loss_spike is not None, "streaming": settings.recipe.data.streaming}
