@@ -64,9 +64,7 @@ DEFINED = {
     "accelerate/parallelism_config.py": "_sizes",
     "accelerate/utils/other.py": "is_deepspeed_available",
     "accelerate/utils/fsdp_utils.py": "fsdp2_load_full_state_dict",
-    "peft/tuners/tuners_utils.py": (
-        "_get_tuner_state_dict_key_prefixes, _check_lora_target_modules_mamba, _get_embed_scale"
-    ),
+    "peft/tuners/tuners_utils.py": ("_check_lora_target_modules_mamba, _get_embed_scale"),
     "peft/helpers.py": "import bitsandbytes as bnb",
     "peft/tuners/lora/model.py": "is_bnb_available, is_bnb_4bit_available",
     "peft/tuners/trainable_tokens/layer.py": "_collect_token_weights",
@@ -100,7 +98,6 @@ DEFINED = {
     "torch/utils/data/dataloader.py": "_iterator, _shutdown_workers",
     "torch/include/torch/csrc/distributed/c10d/FlightRecorder.hpp": "dump_fr_trace_json",
     "torch/include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp": "dump_nccl_trace_json",
-    "torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py": "_checkpoint_wrapped_module",
     "deepspeed/utils/z3_leaf_module.py": "_z3_leaf",
     "torch/_C/_distributed_c10d.pyi": "_set_default_timeout",
     "torch/distributed/distributed_c10d.py": "_new_process_group_helper",

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-# Of modules that wrap others: they are in a parameter's name while it is trained, and in no checkpoint.
-_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
 # (parameter, start, stop, tensor that the optimizer steps, offset in it, of each row only these columns)
 Share = tuple[torch.nn.Parameter, int, int, Tensor, int, slice | None]
 
@@ -20,10 +18,8 @@ Moments = Mapping[int, Mapping[str, Any]]  # id of the tensor that an optimizer 
 
 
 def name_of(name: str) -> str:
-    """A parameter's name in the model, without what wrappers add to it."""
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
+    """A parameter's name in the model and in checkpoints, without what torch.compile adds to it."""
+    return name.replace("_orig_mod.", "")
 
 
 def shares_of(model: torch.nn.Module) -> Iterator[Share]:

@@ -297,7 +297,7 @@ def wrap(model: PreTrainedModel, settings: Settings, source: str) -> PeftModel:
     import torch
     from transformers.integrations import is_deepspeed_zero3_enabled
 
-    from ..upstream import fsdp2, peft_layers  # imports torch, and lint and plan read what stands above
+    from ..upstream import peft_layers  # imports torch, and lint and plan read what stands above
     from ..upstream import token_rows as rows_of_peft
 
     peft = peft_layers.import_peft()
@@ -323,7 +323,6 @@ def wrap(model: PreTrainedModel, settings: Settings, source: str) -> PeftModel:
         use_rslora=section.use_rslora,
         use_dora=section.use_dora,
     )
-    fsdp2.find_adapters_under_checkpointing()
     with torch.random.fork_rng(devices=[]), rows_of_peft.rows_of_shards():
         torch.manual_seed(settings.recipe.training.seed)
         wrapped: Any = peft.get_peft_model(model, lora, autocast_adapter_dtype=False)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 MODELS = Path(__file__).with_name("vision_models.yaml")
-# What wrappers put into a parameter's name: DDP, torch.compile, activation checkpointing, PEFT.
-_WRAPPERS = re.compile(r"(?<![^.])(module|_orig_mod|_checkpoint_wrapped_module)\.|^base_model\.model\.")
+# What wrappers put into a parameter's name: DDP, torch.compile, PEFT.
+_WRAPPERS = re.compile(r"(?<![^.])(module|_orig_mod)\.|^base_model\.model\.")
 
 Row = dict[str, Any]  # of the table: what is known of a kind of model
 

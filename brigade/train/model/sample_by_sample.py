@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..data.collate import BORDERS, KEY_PLACES, KEYS, Inputs, on_host
 from ..upstream import replaced
-from ..upstream.experts import computes_gradients, gather_whole
+from ..upstream.experts import gather_whole
 from ..upstream.samples_end_to_end import count_within_samples
 from ..upstream.stateful_layers import is_stateful
 
@@ -34,17 +34,14 @@ _CACHES = ("cache", "past_key_values", "cache_params")
 
 
 class Samples:
-    """The samples of the micro-batch that a model computes. Between two forward passes, only layers that FSDP2's own
-    checkpointing computes again, without contexts(), know any: there the gradients of a pass are computed right after it.
+    """The samples of the micro-batch that a model computes, or of one whose layers are computed again.
 
     lengths: of each sample in tokens, one sequence after the other; None: each sequence is a single sample, or padded
     computing: the module that is computing a micro-batch: the model, or in a pipeline the decoder around a stage's layers
-    newest: the lengths in the pass that ended last
     """
 
     lengths: list[int] | None = None
     computing: torch.nn.Module | None = None
-    newest: list[int] | None = None
 
     def begin(self, module: torch.nn.Module, args: tuple[object, ...], given: Inputs) -> None:
         """Take over what the outermost module is told, for not every model passes it on to its decoder: a pre-hook of both."""
@@ -54,7 +51,6 @@ class Samples:
     def end(self, module: torch.nn.Module, *_: object) -> None:
         """Forget it: a hook of both, which is called when the pass fails, too."""
         if module is self.computing:
-            self.newest = self.lengths
             self.lengths = self.computing = None
 
     def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
@@ -93,10 +89,9 @@ class _BySample:
 
     @torch.compiler.disable  # every set of lengths would be a program of its own
     def __call__(self, *args: object, **given: object) -> object:
-        again = self.samples.computing is None
-        if again and not computes_gradients():
+        if self.samples.computing is None:
             raise RuntimeError("nobody says where samples begin: the layer is not called by its model's forward pass")
-        lengths = self.samples.newest if again else self.samples.lengths
+        lengths = self.samples.lengths
         given = {key: value for key, value in given.items() if key not in _TOLD}
         if lengths is None:
             return self.forward(*args, **given)

@@ -116,7 +116,7 @@ def _compare_adapters(trainer: TrainingContext, folder: Path) -> None:
 
     whole = trainer.engine.whole_model(trainer)
     names = [name for name, parameter in whole.named_parameters() if parameter.requires_grad]
-    wanted = saved_names(whole, [name.replace("_checkpoint_wrapped_module.", "") for name in names])
+    wanted = saved_names(whole, names)
     with safe_open(folder / saved_weights.ADAPTER, framework="pt") as opened:
         missing = sorted({*wanted.values()} - {*opened.keys()})
     if missing:

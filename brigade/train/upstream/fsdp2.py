@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -127,20 +126,6 @@ class _Shards:
             part = distribute_tensor(whole, empty.device_mesh, empty.placements).contiguous()
             whole = part.to("cpu") if self.cpu_offload else part
         self.filled[name] = whole
-
-
-def find_adapters_under_checkpointing() -> None:
-    """PEFT names adapters' weights by their modules (tuners_utils.py: _get_tuner_state_dict_key_prefixes), under FSDP2's
-    activation checkpointing among them a wrapper that no state dict names: checkpoints would hold no adapter."""
-    from peft.tuners import tuners_utils
-
-    found = tuners_utils._get_tuner_state_dict_key_prefixes
-    if not hasattr(found, "__wrapped__"):
-        tuners_utils._get_tuner_state_dict_key_prefixes = functools.wraps(found)(
-            lambda *args, **options: {
-                name.replace("_checkpoint_wrapped_module.", "") for name in found(*args, **options)
-            }
-        )
 
 
 def whole_gradients(model: torch.nn.Module) -> Iterator[torch.Tensor]:

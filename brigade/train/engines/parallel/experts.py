@@ -23,8 +23,6 @@ from ...model.experts import shards
 from ...upstream import are_experts, fsdp2
 from ...upstream.experts import half_of
 
-# Parts of names that come from no module of the model itself: FSDP2's activation checkpointing, adapters.
-_WRAPPERS = ("_checkpoint_wrapped_module.", ".base_layer")
 COPIES, DATA, EXPERTS, TENSOR = "expert_copies", "expert_data", "experts", "expert_tensor"  # dimensions of the meshes
 
 
@@ -78,9 +76,7 @@ def modules_of(model: torch.nn.Module, plan: Mapping[str, str]) -> Iterator[torc
     names = [name for name, style in plan.items() if style == "ep_dispatch_experts"]
     wanted = [re.compile(r"(?:.*\.)?" + re.escape(name).replace(r"\*", r"\d+")) for name in names]
     for name, module in list(model.named_modules()):
-        for wrapper in _WRAPPERS:
-            name = name.replace(wrapper, "")
-        if are_experts(module) and any(pattern.fullmatch(name) for pattern in wanted):
+        if are_experts(module) and any(pattern.fullmatch(name.replace(".base_layer", "")) for pattern in wanted):
             yield module
 
 

@@ -21,8 +21,8 @@ WEIGHTS = {
     "rowwise_rep": 1,
 }
 NORMS = "replicated_with_grad_allreduce"  # a norm of each head, on a rank's own heads
-# What engines and adapters add to the names of a model's modules.
-_WRAPPERS = re.compile(r"(_checkpoint_wrapped_module|original_module|modules_to_save\.[^.]+)(\.|$)")
+# What adapters add to the names of a model's modules.
+_WRAPPERS = re.compile(r"(original_module|modules_to_save\.[^.]+)(\.|$)")
 
 
 def general(name: str) -> str:
@@ -48,8 +48,7 @@ def plan_of(model: PreTrainedModel, summed: Collection[str]) -> dict[str, str]:
     for name, module in base.named_modules():
         if id(module) not in reached:
             continue
-        parts = (part for part in name.split(".") if part != "_checkpoint_wrapped_module")
-        style = styles.get(".".join("*" if part.isdigit() else part for part in parts))
+        style = styles.get(".".join("*" if part.isdigit() else part for part in name.split(".")))
         if style not in (*WEIGHTS, NORMS) or (
             head is not None and head.weight is embedding.weight and module in (head, embedding)
         ):
