@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaConfig
 
 from brigade.errors import UserError
 from brigade.plan.choice import job_of_run
@@ -80,6 +80,22 @@ def trained(load, value, dtype=torch.float32):
         loss = model(words, labels=words, use_cache=False).loss
     loss.backward()
     return [loss.detach(), *(weight.grad for weight in model.parameters())], sum(kept.values())
+
+
+@pytest.mark.parametrize("kind, value, cure", [
+    ("openai-gpt", True, "set it to false"), ("openai-gpt", "offload", "set it to false"), ("openai-gpt", False, None),
+    ("llama", True, None), ("llama", {"every_n": 2}, None), ("gpt2", "selective", None),
+])  # fmt: skip
+def test_a_model_that_cannot_is_told_before_it_trains(load, kind, value, cure):
+    settings = load(training={"activation_checkpointing": value})
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind]())
+    if cure is None:
+        recomputing.check(model, settings)
+    else:
+        with pytest.raises(UserError, match=f"{type(model).__name__} has no activation checkpointing") as caught:
+            recomputing.check(model, settings)
+        assert caught.value.cure == cure
 
 
 def test_every_form_computes_the_same(load):

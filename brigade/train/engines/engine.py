@@ -105,6 +105,7 @@ class Engine:
     # ---- the Trainer and its model ---------------------------------------------------------------------------------
     def attach(self, trainer: StepContext) -> None:
         """Called once the Trainer exists, before it wraps its model."""
+        recomputing.check(trainer.model, self.run.settings)
         if self.training.fp16 and self.cpu:
             scale_losses_on_cpus(trainer.accelerator)
         if not self.run.shared:

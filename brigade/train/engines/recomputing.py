@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from transformers import PreTrainedModel
 
 from ...errors import UserError
 from ..model.sample_by_sample import Samples
@@ -39,16 +40,22 @@ def enable(model: torch.nn.Module, training: TrainingSection) -> None:
     model.activation_checkpointing_enable(activation_checkpointing_kwargs=given, every_n_layers=every)
 
 
+def check(model: PreTrainedModel, settings: Settings) -> None:
+    """Raise UserError for a model of which Transformers checkpoints no layer, or every one whatever the recipe asks for."""
+    again, place = settings.recipe.training.recomputation, settings.place("activation_checkpointing")
+    if again.layers and not model.supports_gradient_checkpointing:
+        raise UserError(place, f"the code of {type(model).__name__} has no activation checkpointing", "set it to false")
+    if again.layers and not again.plain and not _checkpoints_by_layer(model):
+        problem = f"the code of {type(model).__name__} knows activation checkpointing of all layers only"
+        raise UserError(place, problem, "set it to true")
+
+
 def begin(model: torch.nn.Module, samples: Samples | None, settings: Settings) -> None:
-    """Give the layers of a wrapped model the contexts of their two passes. Raise UserError for a model of which Transformers
-    would checkpoint every layer as one, whatever the recipe asks for.
+    """Give the layers of a wrapped model the contexts of their two passes.
 
     samples: what divides its passes by samples, where it does
     """
     again = settings.recipe.training.recomputation
-    if again.layers and not again.plain and not _checkpoints_by_layer(model):
-        problem = f"the code of {type(model).__name__} knows activation checkpointing of all layers only"
-        raise UserError(settings.place("activation_checkpointing"), problem, "set it to true")
     makers: list[Callable[[], Contexts]] = [samples.contexts] if samples else []
     makers += [kept_contexts] if again.selective else []
     if makers:
