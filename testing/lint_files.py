@@ -88,7 +88,7 @@ EXAMPLES = {
     "ds-deprecated-key": ({"ds.json": ds({"cpu_offload": True})}, Z + ".cpu_offload"),
     "ds-two-spellings": ({"ds.json": ds({"cpu_offload": True, "offload_optimizer": {}})}, Z + ".offload_optimizer"),
     "ds-wrong-value": ({"ds.json": ds({"overlap_comm": "yes please"})}, Z + ".overlap_comm"),
-    "ds-unguarded": ({"ds.json": ds({"compute_grad_norm": False})}, Z + ".compute_grad_norm"),
+    "ds-unsound": ({"ds.json": ds({"compute_grad_norm": False})}, Z + ".compute_grad_norm"),
     "ds-refused-together": ({"ds.json": ds(bf16={"enabled": True}, fp16={"enabled": True})}, "ds.json:1: fp16.enabled"),
     "ds-other-stage": ({"ds.json": ds({"stage": 2, "zero_hpz_partition_size": 8})}, Z),
     "ds-default-written-out": ({"ds.json": ds({"contiguous_gradients": True})}, "ds.json"),

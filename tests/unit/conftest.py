@@ -156,7 +156,7 @@ def pick(load):
 @pytest.fixture
 def pick_config(pick, write_json):
     """pick_config({...}): the strategy of a ds_config file with that content."""
-    return lambda config, **sections: pick("--ds_config", write_json(config), **sections)
+    return lambda config, flags=(), **sections: pick("--ds_config", write_json(config), *flags, **sections)
 
 
 @pytest.fixture

@@ -219,8 +219,13 @@ def test_precision_is_the_recipes(pick, mistake, precision, training, fine):
         return
     message = mistake(pick, **options)
     assert "mixed_precision" in message and repr(precision) in message
-    message = mistake(pick, env={"ACCELERATE_MIXED_PRECISION": precision}, training=training)
-    assert "accelerate launch" in message
+    for flags in (
+        [],
+        ["--ds_config", "ds_configs/zero2.json"],
+        ["--ds_config", "none"],
+    ):  # whatever the flag's file says
+        message = mistake(pick, *flags, env={"ACCELERATE_MIXED_PRECISION": precision}, training=training)
+        assert "accelerate launch" in message and repr(precision) in message
 
 
 @pytest.mark.parametrize("kind", ["FSDP2", "ZERO3", "MEGATRON_LM", "fsdp", "XLA"])

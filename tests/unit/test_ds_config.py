@@ -129,11 +129,82 @@ def test_values_that_deepspeed_refuses_together(pick_config, mistake, config, at
     ("gradient_allreduce_op", "SUM", "mean"),
     ("zero_optimization.compute_grad_norm", False, "changes the weights"),
     ("bf16.check_grad_overflow", False, "changes the weights"),
+    ("zero_optimization.zenflow", {}, "of its own"), ("zero_optimization.zenflow", {"topk_ratio": 0.2}, "of its own"),
 ])  # fmt: skip
 def test_what_deepspeed_takes_and_a_run_cannot(pick_config, mistake, path, value, word):
     zero2 = {"zero_optimization": {"stage": 2}, "gradient_clipping": "auto"}
     message = mistake(pick_config, changed(path, value, zero2))
-    assert f"ds.json: {path}" in message and word in message and "remove the line" in message
+    assert f"ds.json: {path}" in message and word in message and "remove the" in message
+
+
+def test_states_are_offloaded_whole_or_not_at_all(pick_config, mistake):
+    def config(stage, ratio, device="cpu"):
+        return {"zero_optimization": {"stage": stage, "offload_optimizer": {"device": device, "ratio": ratio}}}
+
+    message = mistake(pick_config, config(3, 0.5))
+    assert "ds.json: zero_optimization.offload_optimizer.ratio" in message and "its first learning rate" in message
+    for said in (config(2, 1), config(3, 1.0), config(3, 0.5, "none")):
+        assert pick_config(said).is_deepspeed
+
+
+@pytest.mark.parametrize("stage, dtype, training, offload, refused", [
+    (1, "fp32", {"bf16": True}, {}, True), (1, "torch.float32", {"bf16": True}, {"device": "none"}, True),
+    (1, "fp32", {"bf16": True}, {"device": "cpu"}, False), (2, "fp32", {"bf16": True}, {}, False),
+    (3, "float", {"bf16": True}, {}, False), (1, "bf16", {"bf16": True}, {}, False),
+    (1, "fp32", {}, {}, False), (1, "fp32", {"fp16": True}, {}, False),
+])  # fmt: skip
+def test_no_gradients_in_fp32_where_deepspeed_would_take_an_optimizer_of_another_form(
+    pick_config, mistake, stage, dtype, training, offload, refused
+):
+    config = {
+        "zero_optimization": {"stage": stage, "offload_optimizer": offload},
+        "data_types": {"grad_accum_dtype": dtype},
+    }
+    if not refused:
+        assert pick_config(config, training=training).is_deepspeed
+        return
+    message = mistake(pick_config, config, training=training)
+    assert "ds.json: data_types.grad_accum_dtype" in message and dtype in message and "remove the line" in message
+
+
+def test_no_file_puts_adam_in_the_place_of_the_recipes_optimizer(pick_config, mistake):
+    def config(offload, force=True):
+        return {"zero_optimization": {"stage": 2, "offload_optimizer": offload}, "zero_force_ds_cpu_optimizer": force}
+
+    for optim in ("sgd", "muon", "lion_8bit", "adamw_8bit", "paged_adamw_32bit"):
+        message = mistake(pick_config, config({"device": "cpu"}), training={"optim": optim})
+        assert "ds.json: zero_force_ds_cpu_optimizer" in message and optim in message and "remove the line" in message
+    for optim, said in [
+        ("adamw_torch", config({"device": "cpu"})), ("adamw_torch_fused", config({"device": "cpu"})),
+        ("sgd", config({"device": "cpu"}, False)), ("sgd", config({"device": "none"})), ("sgd", config({})),
+    ]:  # fmt: skip
+        assert pick_config(said, training={"optim": optim}).is_deepspeed
+
+
+@pytest.mark.parametrize("block", ["offload_param", "offload_optimizer"])
+def test_one_path_to_the_nvme_disk(pick_config, mistake, block):
+    def config(path, device="nvme"):
+        return {"zero_optimization": {"stage": 3, block: {"device": device, "nvme_path": path}}}
+
+    for recipe in ({"nvme_path": "/fast"}, {}):
+        flags = [] if recipe else ["--nvme_path", "/fast"]
+        message = mistake(pick_config, config("/local"), flags=flags, cluster=recipe)
+        assert f"ds.json: zero_optimization.{block}.nvme_path" in message and "/local" in message and "/fast" in message
+        for said in (config("auto"), config("/fast"), config("/fast/")):
+            assert pick_config(said, flags=flags, cluster=recipe).is_deepspeed
+    assert pick_config(config("/local")).is_deepspeed
+    assert pick_config(config("/local", "cpu"), cluster={"nvme_path": "/fast"}).is_deepspeed
+
+
+@pytest.mark.parametrize("strategy", [
+    ["--ds_config", "ds_configs/zero3.json"], ["--ds_config", "none"],
+    ["--accelerate_config", "accelerate_configs/fsdp2_1x2.yaml"],
+])  # fmt: skip
+def test_a_path_to_the_nvme_disk_that_nothing_swaps_to(pick, mistake, strategy):
+    message = mistake(pick, *strategy, "--nvme_path", "/fast")
+    assert "flag --nvme_path" in message and "/fast" in message and "zero3_nvme.json" in message
+    assert pick(*strategy, cluster={"nvme_path": "/fast"})  # a recipe's is for the strategies that do swap
+    assert pick("--ds_config", "ds_configs/zero3_nvme.json", "--nvme_path", "/fast").is_deepspeed
 
 
 @pytest.mark.parametrize("path, value, cure", [
@@ -351,8 +422,9 @@ def test_fill_turns_off_the_timer_that_waits_for_the_device(tmp_path):
     assert get_timers_config(filled).enabled is False
 
 
-@pytest.mark.parametrize("optim, kept", [("adamw_torch", False), ("adamw_torch_fused", False), ("sgd", True)])
-def test_offload_keeps_an_optimizer_that_is_no_adamw(optim, kept, tmp_path):
+@pytest.mark.parametrize("optim, kept", [("adamw_torch", False), ("adamw_torch_fused", False), ("sgd", True),
+                                         ("adamw_8bit", True), ("paged_adamw_8bit", True)])  # fmt: skip
+def test_offload_keeps_an_optimizer_that_is_not_torchs_adamw(optim, kept, tmp_path):
     filled = deepspeed_config.fill(
         {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}, 2, tmp_path, optim
     )

@@ -148,6 +148,8 @@ def test_names_to_choose_from_are_listed_once(load, mistake):
     ("training", "global_batch_size", 16.5, " an integer"),
     ("training", "per_device_train_batch_size", 16.5, " an integer or 'auto'"),
     ("training", "optim_args", "foo", "name=value,name=value"),
+    ("training", "optim_args", "momentum=0.9,nesterov=true,momentum=0.1", "each name once"),
+    ("training", "warmup_steps", 1.5, "a whole number of steps, or below 1 a share of all steps"),
     ("model", "trainable_token_indices", [True, False], "without quotation marks YAML reads yes and no"),
 ])  # fmt: skip
 def test_a_wrong_value_names_place_value_and_what_is_wanted(load, mistake, section, key, value, wanted):

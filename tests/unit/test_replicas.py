@@ -87,6 +87,8 @@ def test_a_replica_knows_its_ranks_on_each_host(size, per_host, parts, hosts):
     ([*ON, "--loss_spike", "3"], ["flag --loss_spike", "only one replica back"]),
     ([*ON, "--streaming", "--max_steps", "9"], ["flag --streaming", "every window"]),
     ([*ON, "--sync_replica", "host"], ["flag --sync_every", "a single replica"]),
+    ([*ON, "--ddp_comm_hook", "bf16"], ["flag --ddp_comm_hook", "sync_precision"]),
+    ([*ON, "--sync_replica", "rank", "--ddp_comm_hook", "power_sgd"], ["flag --ddp_comm_hook", "sync_precision"]),
     ([*ON, "--ds_config", "ds_configs/zero3_nvme.json"], ["flag --ds_config", "NVMe"]),
     ([*ON, "--ds_config", "ds_configs/zero1_tp2.json"], ["flag --ds_config", "tensor 2"]),
     ([*ON, "--accelerate_config", "accelerate_configs/fsdp2_tp2_1x4.yaml"], ["flag --accelerate_config", "tensor 2"]),
@@ -94,6 +96,11 @@ def test_a_replica_knows_its_ranks_on_each_host(size, per_host, parts, hosts):
 def test_what_cannot_be(load, mistake, flags, words):
     said = mistake(choose, load(*flags), ranks(4, 4), {})
     assert all(word in said for word in words), said
+
+
+def test_a_replica_of_several_ranks_takes_a_hook(load):
+    for size, per_host, also in [(4, 2, []), (1, 1, ["--rehearse"])]:  # where it is not known yet, it is not refused
+        assert choose(load(*ON, "--ddp_comm_hook", "bf16", *also), ranks(size, per_host), {})
 
 
 def test_a_single_rank_meets_nobody(load, mistake):

@@ -39,7 +39,29 @@ def test_flag_over_environment_over_recipe(load):
     assert kind(env=LAUNCHED_ZERO2) == ("zero2", [said])
     overridden = ["--ds_config ds_configs/zero3.json (the recipe says ds_configs/zero1.json)"]
     assert kind("--ds_config", "ds_configs/zero3.json", env={}) == ("zero3", overridden)
+    overridden.append("--ds_config ds_configs/zero3.json (accelerate launch says zero2)")
     assert kind("--ds_config", "ds_configs/zero3.json", env=LAUNCHED_ZERO2) == ("zero3", overridden)
+
+
+LAUNCHED_FSDP = {
+    "ACCELERATE_MIXED_PRECISION": "no",
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_RESHARD_AFTER_FORWARD": "true",
+}
+
+
+@pytest.mark.parametrize("flag, env, said", [
+    ("--ds_config none", LAUNCHED_ZERO2, "zero2"), ("--ds_config none", LAUNCHED_FSDP | {"FSDP_VERSION": "2"}, "fsdp2"),
+    ("--ds_config ds_configs/zero2.json", LAUNCHED_FSDP | {"FSDP_VERSION": "2"}, "fsdp2"),
+    ("--ds_config ds_configs/zero2.json", LAUNCHED_FSDP | {"FSDP_VERSION": "1"}, "FSDP"),  # would be refused by itself
+    ("--accelerate_config accelerate_configs/fsdp2_1x2.yaml", LAUNCHED_ZERO2, "zero2"),
+    ("--ds_config ds_configs/zero2.json", LAUNCHED_ZERO2, ""),  # the same one
+    ("--ds_config ds_configs/zero3.json", {"ACCELERATE_MIXED_PRECISION": "no"}, ""),  # it asks for none
+    ("--ds_config ds_configs/zero3.json", {}, ""),
+])  # fmt: skip
+def test_a_launchers_strategy_gives_way_to_a_flag_and_that_is_said(pick, flag, env, said):
+    lines = (f"{flag} (accelerate launch says {said})",) if said else ()
+    assert pick(*flag.split(), env=env).overridden == lines
 
 
 def test_plain_accelerate_launch_means_ddp_and_says_so(load):

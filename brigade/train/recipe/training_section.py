@@ -14,6 +14,7 @@ from .value_types import (
     Rates,
     Recomputation,
     Steps,
+    StepsOrShare,
     Table,
     Trackers,
     Words,
@@ -57,7 +58,7 @@ class TrainingSection(ObjectiveKeys):
     lr_scheduler_kwargs: Table = {}
     """The schedule's own arguments, by Transformers' names: `{min_lr_rate: 0.1}`. warmup_stable_decay falls over its last
     num_decay_steps, below 1 a share of all steps; default: 0.1."""
-    warmup_steps: AtLeastZero = 0
+    warmup_steps: StepsOrShare = 0
     """Below 1: a share of all steps."""
     weight_decay: AtLeastZero = 0.0
     max_grad_norm: AtLeastZero = 1.0

@@ -112,9 +112,16 @@ def _steps(value: int) -> int:
     return value
 
 
+def _steps_or_share(value: float) -> float:
+    if value > 1 and value % 1:
+        raise ValueError("a whole number of steps, or below 1 a share of all steps")
+    return value
+
+
 def _pairs(value: str) -> str:
-    if not re.fullmatch(r"\w+=[^,=]+(,\w+=[^,=]+)*", value):
-        raise ValueError("name=value, or several with commas between them: name=value,name=value")
+    names = re.findall(r"(\w+)=", value)
+    if not re.fullmatch(r"\w+=[^,=]+(,\w+=[^,=]+)*", value) or len({*names}) < len(names):
+        raise ValueError("name=value, or several with commas between them, each name once: name=value,name=value")
     return value
 
 
@@ -201,6 +208,7 @@ Checkpointing = Annotated[
     bool | Literal["selective", "offload"] | dict[Literal["every_n"], int], BeforeValidator(_checkpointing)
 ]
 Steps = Annotated[int, AfterValidator(_steps)]
+StepsOrShare = Annotated[AtLeastZero, AfterValidator(_steps_or_share)]
 Pairs = Annotated[str, AfterValidator(_pairs)]
 Table = Annotated[dict[str, Any], AfterValidator(_numbers_of_table)]
 Profile = Annotated[Table, AfterValidator(_profile)]

@@ -35,20 +35,27 @@ def choose(settings: Settings, world: World, env: Mapping[str, str] | None = Non
     if len(named) == 2:
         problem = "ds_config {} and accelerate_config {} both name a strategy".format(*labels)
         raise UserError(f"{settings.recipe_path}: cluster", problem, "keep one of them")
-    by_flag = any(settings.sources.get(key, "").startswith("flag") for key in ("ds_config", "accelerate_config"))
+    sources = [settings.sources.get(key, "") for key in ("ds_config", "accelerate_config")]
+    flag = next((source for source in sources if source.startswith("flag")), "")
     env = os.environ if env is None else env
+    training = settings.recipe.training
     if LAUNCHED in env:
         dynamo = {"dynamo_backend": env.get("ACCELERATE_DYNAMO_BACKEND")}
         raise_first(accelerate_config.unread(dynamo, "accelerate launch"))
-    env = {} if by_flag else env
-    if named or LAUNCHED in env:
-        strategy = _from_files(named, env, settings, world)
-        if LAUNCHED in env and labels:
-            line = f"accelerate launch says {strategy.name} (the recipe says {labels[0]})"
-            strategy = replace(strategy, overridden=(line,))
+        told = accelerate_config.AccelerateStrategy(mixed_precision=env[LAUNCHED])
+        raise_first(accelerate_config.precision(told, "accelerate launch", training.bf16, training.fp16))
+    if named or (LAUNCHED in env and not flag):
+        strategy = _from_files(named, {} if flag else env, settings, world)
     else:
         strategy = unsharded(world, "the world size")
-    training = settings.recipe.training
+    line = ""
+    if LAUNCHED in env and flag:
+        launchers = _launchers(strategy, env, settings, world)
+        said = f"{flag.removeprefix('flag ')} {labels[0] if labels else 'none'}"
+        line = f"{said} (accelerate launch says {launchers})" if launchers else ""
+    elif LAUNCHED in env and labels:
+        line = f"accelerate launch says {strategy.name} (the recipe says {labels[0]})"
+    strategy = replace(strategy, overridden=(line,)) if line else strategy
     fields = type(training).model_fields.items()
     changed = [key for key, info in fields if key.startswith(PREFIXES) and getattr(training, key) != info.default]
     if changed:
@@ -68,6 +75,18 @@ def _from_files(named: Document, env: Mapping[str, str], settings: Settings, wor
     if key == "ds_config":
         return _from_ds_config(source, place, settings)
     return _from_accelerate(accelerate_config.read(source, place), place, settings, world)
+
+
+def _launchers(strategy: Strategy, env: Mapping[str, str], settings: Settings, world: World) -> str:
+    """The name of what `accelerate launch` asks for, where that is something else than `strategy`, which a flag names."""
+    try:
+        theirs = _from_files({}, env, settings, world)
+    except UserError:  # it may hand on too little of a mesh, whose file the flag then names again
+        engines = {"DEEPSPEED": strategy.is_deepspeed, "FSDP": strategy.is_fsdp}
+        asked = (engine for engine in engines if env.get(f"ACCELERATE_USE_{engine}", "").lower() == "true")
+        return next((engine for engine in asked if not engines[engine]), "")
+    nothing = unsharded(world, "").as_cluster()
+    return "" if theirs.as_cluster() in (nothing, strategy.as_cluster()) else theirs.label
 
 
 def _from_ds_config(source: str | Fields, place: str, settings: Settings) -> Strategy:
@@ -126,7 +145,8 @@ def facts_of(strategy: Strategy, settings: Settings) -> Fields:
         "tiled_mlp": bool(training.tiled_mlp),
     }
     facts |= {"router_loss": bool(training.router_aux_loss_coef), "router_bias": bool(training.router_bias_update_rate)}
-    facts |= {"host_shards": bool(strategy.fsdp.get("cpu_offload"))}
+    facts |= {"host_shards": bool(strategy.fsdp.get("cpu_offload")), "nvme_path": settings.recipe.cluster.nvme_path}
+    facts |= {"nvme_flag": settings.sources.get("nvme_path", "").startswith("flag")}
     facts |= {"nvme": bool(strategy.ds_config) and deepspeed_config.swaps_to_nvme(strategy.ds_config or {})}
     return facts
 

@@ -20,6 +20,9 @@ from .axes import NONE, Axes, without
 from .axis_keys import of_ds_config, wrong_sizes
 from .ds_keys import as_json, key_table, leaves, read_keys, value_at
 
+TORCHS_ADAMW = ("adamw_torch", "adamw_torch_fused")  # of which DeepSpeed's CPU Adam is a faster form
+_FP32 = ("fp32", "torch.float32", "float32", "float")
+
 
 def read(source: str | Fields, place: str) -> tuple[str, Fields]:
     """Name and content of a ds_config, from a file or given inline (as in run.yaml). Raise UserError."""
@@ -73,14 +76,15 @@ def fill(
 
     zero_hpz_partition_size: the ranks of one host; nvme_path: `nvme_path`; offload_param.buffer_size: `largest_shard`,
     elements of the largest parameter's shard (DeepSpeed makes five such buffers per rank). What DeepSpeed writes by itself
-    goes into `output`, the run's directory. And unless `optim` is an
-    AdamW, keep it: accelerate replaces any optimizer by DeepSpeedCPUAdam where states are offloaded, silently
-    (accelerator.py: _prepare_deepspeed). DeepSpeed's throughput timer is off unless the file turns it on: it waits for the
-    whole device at the beginning of each micro-step and at the end of each step (utils/timer.py: ThroughputTimer.start).
+    goes into `output`, the run's directory. And unless `optim` is torch's AdamW, keep it: accelerate replaces any optimizer by
+    DeepSpeedCPUAdam where states are offloaded, silently, and one of 8 bits by an Adam whose decay is not AdamW's
+    (utils/deepspeed.py: map_pytorch_optim_to_deepspeed). DeepSpeed's throughput timer is off unless the file turns it on: it
+    waits for the whole device at the beginning of each micro-step and at the end of each step (utils/timer.py:
+    ThroughputTimer.start).
     """
     filled = copy.deepcopy(config)
     filled.setdefault("timers", {}).setdefault("throughput", {}).setdefault("enabled", False)
-    if not optim.startswith("adamw"):
+    if optim not in TORCHS_ADAMW:
         filled.setdefault("zero_force_ds_cpu_optimizer", False)
     for path in ("flops_profiler.output_file", "tensorboard.output_path", "csv_monitor.output_path"):
         block, key = path.split(".")
@@ -218,17 +222,35 @@ def holds(value: Any, wanted: Any) -> bool:
 
 def against_recipe(config: Document, name: str, settings: Settings) -> Iterator[Finding]:
     """Where a ds_config says something else than the recipe of what the recipe owns."""
-    training = settings.recipe.training
-    for path, key in owned_values().items():
-        value, wanted = value_at(config, path, "auto"), getattr(training, key, None)
-        if hasattr(training, key) and value not in ("auto", wanted):
+    training, cluster = settings.recipe.training, settings.recipe.cluster
+    owned = [(path, key, getattr(training, key)) for path, key in owned_values().items() if hasattr(training, key)]
+    for block in ("offload_param", "offload_optimizer"):
+        at = f"zero_optimization.{block}"
+        if cluster.nvme_path and value_at(config, f"{at}.device") == "nvme":
+            owned.append((f"{at}.nvme_path", "nvme_path", str(Path(cluster.nvme_path))))
+    for path, key, wanted in owned:
+        value = value_at(config, path, "auto")
+        value = str(Path(value)) if key == "nvme_path" else value
+        if value not in ("auto", wanted):
             source = settings.sources.get(key, settings.recipe_path)
             values = {"value": shown(value), "key": key, "wanted": wanted, "source": source}
             yield Finding.of("ds-contradicts-recipe", name, path, **values)
-    if value_at(config, "gradient_allreduce_op") == "sum":
-        problem = "sum adds up the gradients of all ranks, but the recipe's learning rate is for their mean"
-        yield Finding("ds-contradicts-recipe", name, "gradient_allreduce_op", problem, "remove the line")
-    if value_at(config, "torch_autocast.enabled") is True:
-        problem = "true here, which computes in half precision whatever the recipe says"
-        cure = "remove the block, and set bf16: true in the recipe"
-        yield Finding("ds-contradicts-recipe", name, "torch_autocast.enabled", problem, cure)
+    offloads, zero1 = offloads_states(config), value_at(config, "zero_optimization.stage") == 1
+    in_fp32 = value_at(config, "data_types.grad_accum_dtype")
+    for path, contradicts, problem, cure in (
+        ("gradient_allreduce_op", value_at(config, "gradient_allreduce_op") == "sum",
+         "sum adds up the gradients of all ranks, but the recipe's learning rate is for their mean", "remove the line"),
+        ("torch_autocast.enabled", value_at(config, "torch_autocast.enabled") is True,
+         "true here, which computes in half precision whatever the recipe says",
+         "remove the block, and set bf16: true in the recipe"),
+        # runtime/engine.py: _do_optimizer_sanity_check
+        ("data_types.grad_accum_dtype", training.bf16 and zero1 and not offloads and in_fp32 in _FP32,
+         f"{in_fp32} here and bf16 in the recipe: ZeRO-1 would take BF16_Optimizer, whose shards no other number of ranks reads",
+         "remove the line"),
+        ("zero_force_ds_cpu_optimizer",
+         config.get("zero_force_ds_cpu_optimizer") is True and offloads and training.optim not in TORCHS_ADAMW,
+         f"true here, which puts DeepSpeed's CPU Adam in the place of the recipe's {training.optim}",
+         "remove the line, or set optim: adamw_torch_fused"),
+    ):  # fmt: skip
+        if contradicts:
+            yield Finding("ds-contradicts-recipe", name, path, problem, cure)

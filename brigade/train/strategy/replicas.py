@@ -26,6 +26,11 @@ def inside(strategy: Strategy, settings: Settings, world: World, changed: list[s
     replicas, kind = count(settings, world, strategy.replicate), strategy.kind
     if kind in ("single", "ddp"):
         kind = "single" if world.of_all_replicas == replicas else "ddp"
+        hook = settings.recipe.training.ddp_comm_hook
+        if kind == "single" and world.of_all_replicas > 1 and hook != "none":
+            problem = f"{hook} compresses what the ranks of a replica send in each step, and here each replica is a single rank"
+            cure = "leave it out; sync_precision: bf16 or int8 compresses what replicas send"
+            raise UserError(settings.place("ddp_comm_hook"), problem, cure)
     elif kind == "hsdp" and replicas == strategy.replicate and settings.recipe.training.sync_replica == "auto":
         kind = "fsdp2"
     return replace(strategy, kind=kind, replicas=replicas)
