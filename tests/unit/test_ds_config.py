@@ -137,14 +137,17 @@ def test_what_deepspeed_takes_and_a_run_cannot(pick_config, mistake, path, value
     assert f"ds.json: {path}" in message and word in message and "remove the" in message
 
 
-def test_states_are_offloaded_whole_or_not_at_all(pick_config, mistake):
-    def config(stage, ratio, device="cpu"):
-        return {"zero_optimization": {"stage": stage, "offload_optimizer": {"device": device, "ratio": ratio}}}
-
-    message = mistake(pick_config, config(3, 0.5))
-    assert "ds.json: zero_optimization.offload_optimizer.ratio" in message and "its first learning rate" in message
-    for said in (config(2, 1), config(3, 1.0), config(3, 0.5, "none")):
-        assert pick_config(said).is_deepspeed
+@pytest.mark.parametrize("stage, offload, said", [
+    (3, {"ratio": 0.5}, "its first learning rate"), (3, {"super_offload": True}, "no checkpoint"),
+    (2, {"ratio": 1}, ""), (3, {"ratio": 1.0, "super_offload": False}, ""), (3, {"device": "none", "ratio": 0.5}, ""),
+])  # fmt: skip
+def test_states_are_offloaded_whole_and_in_the_ranks_process(pick_config, mistake, stage, offload, said):
+    config = {"zero_optimization": {"stage": stage, "offload_optimizer": {"device": "cpu"} | offload}}
+    if not said:
+        assert pick_config(config).is_deepspeed
+        return
+    message = mistake(pick_config, config)
+    assert f"ds.json: zero_optimization.offload_optimizer.{next(iter(offload))}" in message and said in message
 
 
 @pytest.mark.parametrize("stage, dtype, training, offload, refused", [

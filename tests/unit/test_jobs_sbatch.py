@@ -92,7 +92,7 @@ def test_two_jobs_have_two_ports(batch):
 def test_flags_arrive_as_they_were_given(batch):
     """Each value is its own flag: spaces, quotes, line breaks and all."""
     keys = ["model_name_or_path", "revision", "tokenizer_name_or_path", "dataset_name", "dataset_config_name"]
-    keys += ["validation_file", "chat_template", "gpu", "nvme_path"]
+    keys += ["validation_file", "chat_template", "gpu", "network"]
     for values in (NASTY[: len(keys)], NASTY[-len(keys) :]):
         flags = [f"--{key}={value}" for key, value in zip(keys, values, strict=True)]
         code, output = batch.run(script(*flags, "--output_dir", values[0]))

@@ -55,13 +55,16 @@ LAUNCHED_FSDP = {
     ("--ds_config ds_configs/zero2.json", LAUNCHED_FSDP | {"FSDP_VERSION": "2"}, "fsdp2"),
     ("--ds_config ds_configs/zero2.json", LAUNCHED_FSDP | {"FSDP_VERSION": "1"}, "FSDP"),  # would be refused by itself
     ("--accelerate_config accelerate_configs/fsdp2_1x2.yaml", LAUNCHED_ZERO2, "zero2"),
+    ("--ds_config ds_configs/zero2.json", LAUNCHED_ZERO2 | {"ACCELERATE_DEEPSPEED_CONFIG_FILE": "gone.json"}, "DEEPSPEED"),
     ("--ds_config ds_configs/zero2.json", LAUNCHED_ZERO2, ""),  # the same one
     ("--ds_config ds_configs/zero3.json", {"ACCELERATE_MIXED_PRECISION": "no"}, ""),  # it asks for none
     ("--ds_config ds_configs/zero3.json", {}, ""),
+    ("--accelerate_config accelerate_configs/fsdp2_ep2_1x4.yaml", LAUNCHED_FSDP | {
+        "FSDP_VERSION": "2", "ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_DP_SHARD_SIZE": "1"}, ""),
 ])  # fmt: skip
 def test_a_launchers_strategy_gives_way_to_a_flag_and_that_is_said(pick, flag, env, said):
     lines = (f"{flag} (accelerate launch says {said})",) if said else ()
-    assert pick(*flag.split(), env=env).overridden == lines
+    assert pick(*flag.split(), size=4 if "1x4" in flag else 2, env=env).overridden == lines
 
 
 def test_plain_accelerate_launch_means_ddp_and_says_so(load):

@@ -81,10 +81,10 @@ def _launchers(strategy: Strategy, env: Mapping[str, str], settings: Settings, w
     """The name of what `accelerate launch` asks for, where that is something else than `strategy`, which a flag names."""
     try:
         theirs = _from_files({}, env, settings, world)
-    except UserError:  # it may hand on too little of a mesh, whose file the flag then names again
-        engines = {"DEEPSPEED": strategy.is_deepspeed, "FSDP": strategy.is_fsdp}
-        asked = (engine for engine in engines if env.get(f"ACCELERATE_USE_{engine}", "").lower() == "true")
-        return next((engine for engine in asked if not engines[engine]), "")
+    except UserError:
+        engines = [name for name in ("DEEPSPEED", "FSDP") if env.get(f"ACCELERATE_USE_{name}", "").lower() == "true"]
+        # It hands on too little of a mesh, whose file the flag then names again.
+        return "" if strategy.axes else "".join(engines)
     nothing = unsharded(world, "").as_cluster()
     return "" if theirs.as_cluster() in (nothing, strategy.as_cluster()) else theirs.label
 
