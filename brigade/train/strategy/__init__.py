@@ -15,7 +15,7 @@ from ..recipe.method import method_of
 from ..recipe.objectives import needs_second_model, objective_of
 from ..recipe.settings import Settings
 from . import accelerate_config, axis_rules, deepspeed_config, replicas
-from .axis_keys import with_axes
+from .axis_keys import of_ds_config, with_axes
 from .strategy import LAUNCHED, Kind, Strategy, unsharded
 from .unread import refuse_unread
 
@@ -95,7 +95,7 @@ def _from_ds_config(source: str | Fields, place: str, settings: Settings) -> Str
     kind: Any = f"zero{config['zero_optimization']['stage']}"
     short = name.rsplit("/", 1)[-1].removesuffix(".json")
     name = short if isinstance(source, str) else kind
-    return Strategy(kind, name, place, ds_config=config, axes=deepspeed_config.axes_of(config))
+    return Strategy(kind, name, place, ds_config=config, axes=of_ds_config(config))
 
 
 def _from_accelerate(

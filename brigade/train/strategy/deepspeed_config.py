@@ -16,8 +16,8 @@ from ...errors.findings import Finding, raise_first
 from ...errors.tables import Document, Fields
 from ..recipe.files import TWICE, find, text_of
 from ..recipe.settings import Settings
-from .axes import NONE, Axes, without
-from .axis_keys import of_ds_config, wrong_sizes
+from .axes import without
+from .axis_keys import wrong_sizes
 from .ds_keys import as_json, key_table, leaves, read_keys, value_at
 
 TORCHS_ADAMW = ("adamw_torch", "adamw_torch_fused")  # of which DeepSpeed's CPU Adam is a faster form
@@ -150,13 +150,6 @@ def _imports(config: Document, name: str) -> Iterator[Finding]:
         strangers = [str(each) for each in value_at(config, at) or () if str(each).split(".")[0] not in packages]
         if strangers:
             yield Finding.of("ds-imports", name, at, value=shown(strangers[0]), packages=", ".join(packages))
-
-
-def axes_of(config: Document) -> Axes:
-    """What a ds_config without findings says of axes besides data parallelism."""
-    if without(config) == config:
-        return NONE
-    return of_ds_config(config)
 
 
 def _owned(config: Document, name: str) -> Iterator[Finding]:
