@@ -197,6 +197,9 @@ def test_contradictions(saved, opened, mistake, tmp_path):
     assert "dataset_test_split" in message and "validation_file" in message
     message = mistake(opened, dataset_name=name, dataset_revision="v1")
     assert "dataset_revision" in message and "directory" in message
+    for saved_set in (name, saved(train=A)):
+        message = mistake(opened, dataset_name=saved_set, dataset_config_name="en")
+        assert "data.dataset_config_name" in message and "save_to_disk" in message
 
 
 # ---- what they are known by ----------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from brigade.train.model.tiny import VOCABULARY, shrink
 from brigade.train.recipe import flags
 from brigade.train.run import best_checkpoint
 from brigade.train.step import rehearse
-from brigade.train.strategy import Strategy, check
+from brigade.train.strategy import Strategy, check, choose
 from testing.shipped import shipped
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -86,6 +86,22 @@ def test_a_rehearsal_keeps_the_best_checkpoint_and_leaves_tasks_out_with_all_tha
     check(strategy, rehearsed, world)
     training = rehearsed.recipe.training
     assert training.load_best_model_at_end and not training.eval_tasks and not training.eval_tasks_chat_template
+
+
+@pytest.mark.parametrize("training, model, words, key", [
+    ({"adam_beta2": 0.99}, {}, "--optim sgd", "adam_beta2"),
+    ({"nonfinite": "skip", "nonfinite_limit": 7}, {}, "--nonfinite stop", "nonfinite_limit"),
+    ({}, {"use_peft": True, "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"}, "--load_in_4bit false", "bnb_4bit_quant_type"),
+])  # fmt: skip
+def test_what_a_flag_makes_void_is_told_and_left_out_of_the_rehearsal(load, tmp_path, training, model, words, key):
+    settings, world = load(*words.split(), training=training, model=model), World(0, 0, 2, 2, "host", "torchrun")
+    strategy = choose(settings, world, env={})
+    (line,) = strategy.overridden
+    assert line.startswith(f"{key}, which nothing reads: ")
+    tiny = rehearse.tiny_recipe(settings, strategy, tmp_path / "model", world)
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny))
+    rehearsed = choose(flags.load(["--recipe", str(tmp_path / "tiny.yaml")]), world, env={})
+    assert rehearsed == strategy and not rehearsed.overridden
 
 
 def test_what_needs_a_gpu_is_replaced_and_told():

@@ -181,6 +181,10 @@ def _from_datasets(source: Source, place: Callable[[str], str], streaming: bool)
     name, config, revision = str(source.dataset_name), source.dataset_config_name, source.dataset_revision
     if revision and Path(name).is_dir():
         raise UserError(place("dataset_revision"), f"{name!r} is a directory, which has no revisions", "remove it")
+    if config and _is_saved(name):
+        raise UserError(
+            place("dataset_config_name"), f"{name!r} is of save_to_disk, which keeps no configs", "remove it"
+        )
     inside = list(Path(name).rglob("*")) if Path(name).is_dir() else []
     refuse_lfs_pointers(inside)
     kinds = sorted({_KINDS[suffix] for path in inside for suffix in path.suffixes if suffix in _KINDS})
@@ -205,13 +209,18 @@ def _from_datasets(source: Source, place: Callable[[str], str], streaming: bool)
     return table("dataset_train_split", train), table("dataset_test_split", own) if own else None
 
 
+def _is_saved(name: str) -> bool:
+    """Whether save_to_disk has written a directory."""
+    return any((Path(name) / file).is_file() for file in ("dataset_dict.json", "state.json"))
+
+
 def _load(name: str, config: str | None, revision: str | None, streaming: bool) -> tuple[dict[str, Any], str | None]:
     """Return all splits by name and, for a set on the Hub, the commit that they come from."""
     if not Path(name).is_dir():
         hub_is_away()  # before the library is loaded, which asks only now whether to stay offline
     import datasets
 
-    if any((Path(name) / file).is_file() for file in ("dataset_dict.json", "state.json")):  # by save_to_disk
+    if _is_saved(name):
         loaded = datasets.load_from_disk(name)
         return loaded if isinstance(loaded, dict) else {"train": loaded}, None
     if Path(name).is_dir():  # of which the library would know the files by their times, which rsync -t and tar keep

@@ -40,6 +40,7 @@ from ..run.success import SUCCESS
 from ..strategy import Strategy, axis_rules, choose
 from ..strategy.axis_keys import with_axes
 from ..strategy.state_bytes import cut_parameters, model_states
+from ..strategy.unread import without_unread
 
 if TYPE_CHECKING:
     from ..model.per_layer import Config
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
 PHASES = ("num_decay_steps", "num_stable_steps")  # of a schedule, longer than a rehearsal
 STEPS, SAVE_STEPS, SAMPLES = 6, 3, 50
+PARTS = ("parameters", "gradients", "optimizer")
 PREFERENCES, TEACHER = "preferences.jsonl", "teacher"  # in a rehearsal's folder, where the recipe learns of them
 
 
@@ -179,7 +181,7 @@ def model_config(settings: Settings) -> tuple[Config, str]:
 def tiny_recipe(settings: Settings, strategy: Strategy, model: Path, world: World) -> Fields:
     """The recipe with the tiny model, the built-in data and a few steps; method, optimizer, precision, clipping, schedule,
     checkpointing, packing and strategy stay the recipe's."""
-    recipe, schedule = settings.document(), settings.recipe.training.lr_scheduler_kwargs
+    recipe, schedule = without_unread(settings), settings.recipe.training.lr_scheduler_kwargs
     recipe["model"] |= {
         "model_name_or_path": str(model),
         "from_scratch": True,
@@ -286,9 +288,6 @@ def _interrupt(run: Path) -> None:
 
 def _losses(trainer: TrainingContext) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-
-
-PARTS = ("parameters", "gradients", "optimizer")
 
 
 def _judge(

@@ -17,7 +17,7 @@ from ..recipe.settings import Settings
 from . import accelerate_config, axis_rules, deepspeed_config, replicas
 from .axis_keys import of_ds_config, with_axes
 from .strategy import LAUNCHED, Kind, Strategy, unsharded
-from .unread import refuse_unread
+from .unread import refuse_unread, void_keys
 
 PREFIXES = ("sync_", "outer_")  # of keys that speak of replicas
 
@@ -61,7 +61,7 @@ def choose(settings: Settings, world: World, env: Mapping[str, str] | None = Non
     if changed:
         strategy = replicas.inside(strategy, settings, world, changed)
     check(strategy, settings, world)
-    return strategy
+    return replace(strategy, overridden=(*strategy.overridden, *void_keys(settings.recipe)))
 
 
 def _from_files(named: Document, env: Mapping[str, str], settings: Settings, world: World) -> Strategy:

@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 from ...errors import UserError
 from ...errors.tables import Fields
-from ..recipe.schema import Recipe
+from ..recipe.schema import SECTION_OF, Recipe
 from ..recipe.settings import Settings
 
 
 class ReadWith(NamedTuple):
     """keys: how they begin; are_read: by the values of all keys; why, cure: of a key that is set where it is not read
-    switches: of the others, those by which a flag may make void what a recipe says; the run's table tells of such a flag
+    switches: of the others, those by which a flag may make void what a recipe says; the run's table tells of such a key
     """
 
     keys: tuple[str, ...]
@@ -54,6 +54,20 @@ def unread(recipe: Recipe) -> Iterator[tuple[ReadWith, list[str], str]]:
         keys = [key for key in values if key.startswith(row.keys) and values[key] != defaults[key]]
         if keys and not row.are_read(values):
             yield row, keys, row.why.format(**values)
+
+
+def void_keys(recipe: Recipe) -> tuple[str, ...]:
+    """Return a line for each key that nothing reads, of a recipe that refuse_unread() lets pass."""
+    return tuple(f"{key}, which nothing reads: {why}" for _, keys, why in unread(recipe) for key in keys)
+
+
+def without_unread(settings: Settings) -> Fields:
+    """Return a document of the recipe that is read as these settings are, but without their flags, which may make keys void."""
+    document = settings.document()
+    for _, keys, _ in unread(settings.recipe):
+        for key in keys:
+            del document[SECTION_OF[key]][key]
+    return document
 
 
 def refuse_unread(settings: Settings) -> None:
