@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from ..errors import did_you_mean, shown
 from ..errors.findings import Finding
 from ..errors.tables import Document
-from ..train.strategy.accelerate_config import KEYS, SECTIONS, mesh_sizes, sections
+from ..train.strategy.accelerate_config import KEYS, MESH, mesh_sizes, sections
 from ..train.strategy.axis_keys import MESH_KEYS
 
 DP_SIZES = ("dp_replicate_size", "dp_shard_size")
@@ -29,10 +29,9 @@ def mesh(document: Document) -> tuple[int, int] | None:
 
 def findings(document: Document, name: str) -> Iterator[Finding]:
     """What is wrong with the launcher's part of the file `name`: unknown keys, hosts and ranks that contradict each other."""
-    yield from _unknown_keys(document, "top_level", name)
-    for section, options in zip(SECTIONS, sections(document), strict=True):
-        yield from _unknown_keys(options, section, name)
     zero, fsdp, sizes = sections(document)
+    yield from _unknown_keys(document, "top_level", name)
+    yield from _unknown_keys({key: sizes[key] for key in sizes if f"{MESH}{key}" in KEYS[MESH[:-1]]}, MESH[:-1], name)
     for key in KEYS["own"]:
         if sizes.get(key) not in (None, 1):
             yield Finding.of("accelerate-own-key", name, f"parallelism_config.{key}", value=sizes[key])
@@ -92,9 +91,10 @@ def _no_counts(document: Document, name: str) -> Iterator[Finding]:
 
 
 def _unknown_keys(options: Document, section: str, name: str) -> Iterator[Finding]:
+    """Keys at top level, or short names of a mesh. A run refuses other unknown keys of a section too."""
     known, at_top = KEYS[section], section == "top_level"
     for key, value in options.items():
-        if key not in known and not (section == "parallelism_config" and key in KEYS["own"]):
+        if key not in known:
             fate = "knows no such key" if at_top else "copies this key and nobody reads it"
             values = {"fate": fate, "value": shown(value), "instead": did_you_mean(str(key), known)}
             yield Finding.of("accelerate-unknown-key", name, str(key) if at_top else f"{section}.{key}", **values)

@@ -159,6 +159,13 @@ def test_fsdp1_is_refused(pick, mistake, fsdp):
     ({"parallelism_config": {"parallelism_config_cp_size": 2}}, "parallelism_config_cp_size", ""),  # another mesh
     ({"fsdp_activation_checkpointing_offload": True}, "fsdp_activation_checkpointing_offload", "the recipe"),
     ({"fsdp_sharding_strategy": "SHARD_GRAD_OP"}, "fsdp_sharding_strategy", "fsdp_reshard_after_forward: false"),
+    ({"fsdp_ofload_params": True}, "fsdp_config.fsdp_ofload_params", "'fsdp_offload_params'"),
+    ({"fsdp_ignored_modules": "head"}, "fsdp_config.fsdp_ignored_modules", "remove it"),
+    ({"parallelism_config": {"parallelism_config_tpsize": 2}}, "parallelism_config_tpsize", "parallelism_config_tp_size"),
+    ({"parallelism_config": {"sp_attn_implementation": "flash_attention_2"}}, "sp_attn_implementation", "attn_implementation"),
+    ({"fsdp_sharding_strategy": "HYBRID_SHARD"}, "fsdp_sharding_strategy", "dp_replicate_size"),
+    ({"fsdp_sharding_strategy": 4, "parallelism_config": {"parallelism_config_dp_shard_size": 1}}, "fsdp_sharding_strategy",
+     "dp_replicate_size"),
     ({"fsdp_sharding_strategy": "NO_SHARD"}, "fsdp_sharding_strategy", "MULTI_GPU"),
     ({"fp16": True}, "mixed_precision", "fp16"),
     ({"dynamo_config": {}, "fp8_config": {}, "megatron_lm_config": {}}, "", ""),
@@ -184,6 +191,29 @@ def test_compiling_that_only_the_launcher_knows_of_is_refused(pick, mistake):
     assert "torch_compile: true" in mistake(pick, env=env)
     assert "torch_compile: true" in mistake(pick, "--ds_config", "ds_configs/zero3.json", env=env)
     assert pick(env=env | {"ACCELERATE_DYNAMO_BACKEND": "no"}).kind == "ddp"
+
+
+@pytest.mark.parametrize("variables, at", [
+    ({"ACCELERATE_USE_MEGATRON_LM": "true", "MEGATRON_LM_TP_DEGREE": "2"}, "distributed_type"),
+    (handed_on("2", moe_layer_cls_names="Block"), "deepspeed_moe_layer_cls_names"),
+    (handed_on("2", config_file="ds_configs/zero2.json", moe_layer_cls_names="Block"), "deepspeed_moe_layer_cls_names"),
+    ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_IGNORED_MODULES": "head"}, "fsdp_ignored_modules"),
+    ({"PARALLELISM_CONFIG_SP_SIZE": "2", "PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION": "flash_attention_2"},
+     "sp_attn_implementation"),
+    ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_OF_ANOTHER_PROGRAM": "1"}, ""),
+])  # fmt: skip
+def test_what_the_launcher_hands_on_and_no_run_reads_is_refused(pick, mistake, variables, at):
+    env = {"ACCELERATE_MIXED_PRECISION": "no"} | variables
+    if at:
+        assert at in mistake(pick, env=env).splitlines()[0]
+    else:
+        assert pick(env=env).kind == "fsdp2"
+
+
+def test_a_misspelt_option_of_zero_is_refused(pick, mistake):
+    document = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2, "offload_optimizer": "cpu"}}
+    message = mistake(pick, cluster={"accelerate_config": document})
+    assert "deepspeed_config.offload_optimizer" in message and "offload_optimizer_device" in message
 
 
 @pytest.mark.parametrize("replicate, shard, size", [(2, 2, 8), (4, 4, 8), (2, 2, 1)])
@@ -247,6 +277,8 @@ def test_distributed_types_that_mean_ddp(pick, kind):
     {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": "three"}},
     {"distributed_type": "DEEPSPEED", "deepspeed_config": "zero3"},
     {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 0}},
+    *({"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": stage}} for stage in (True, 2.9, -1)),
+    *({**FSDP2, "parallelism_config": {"parallelism_config_tp_size": size}} for size in (-2, 2.7, "-2", True)),
     {**FSDP2, "parallelism_config": {"dp_shard_size": "all"}}, {**FSDP2, "parallelism_config": 4},
     {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": "nowhere.json"}},
 ])  # fmt: skip

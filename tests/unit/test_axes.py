@@ -57,3 +57,35 @@ def test_a_ds_config_says_its_axes_and_is_the_same_without_them(axes):
 def test_sizes_that_do_not_fit_the_ranks(axes, ranks, local, words, mistake):
     world = World(0, 0, ranks, local, "node1", "torchrun")
     assert words in mistake(axis_rules.check, axes, "ds.json", flags.load([]), world)
+
+
+@pytest.mark.parametrize("pipeline, words", [
+    ({"schedule": "zbv"}, "the schedule zbv of a pipeline with one stage"),
+    ({"virtual_stages": 2}, "virtual_stages 2 of a pipeline with one stage"),
+    ({"schedule": "nonsense"}, "interleavedzerobubble, zbv"),
+    ({"schedule": "gpipe", "stages": 2, "virtual_stages": 2}, "gpipe takes 1"),
+])  # fmt: skip
+def test_a_schedule_is_a_pipelines(pick_config, pick, mistake, pipeline, words):
+    assert words in mistake(pick_config, {"zero_optimization": {"stage": 1}, "pipeline": pipeline})
+    names = {"stages": "size"}
+    mesh = {f"parallelism_config_pp_{names.get(key, key)}": value for key, value in pipeline.items()}
+    document = {"distributed_type": "MULTI_GPU", "parallelism_config": mesh}
+    assert words in mistake(pick, cluster={"accelerate_config": document})
+
+
+@pytest.mark.parametrize("ours, theirs, found", [
+    ({"stages": 2, "schedule": "gpipe"}, {"pp_schedule": "1f1b"}, "pp_schedule is 1f1b, but pipeline.schedule"),
+    ({"stages": 2, "virtual_stages": 3}, {"pp_virtual_stages": 2}, "pp_virtual_stages is 2, but pipeline.virtual_stages"),
+    ({"stages": 2}, {"pp_size": 4}, "pp_size is 4, but pipeline.stages"),
+    ({"stages": 2}, {"pp_schedule": "gpipe"}, Axes(stages=2, schedule="gpipe")),
+    ({"schedule": "gpipe"}, {"pp_size": 2, "pp_schedule": "GPipe"}, Axes(stages=2, schedule="gpipe")),
+    ({"stages": 2, "virtual_stages": 2}, {"pp_size": 1, "pp_virtual_stages": 1}, Axes(stages=2, virtual=2)),
+])  # fmt: skip
+def test_a_mesh_beside_a_ds_config_says_the_same(pick, mistake, write_json, ours, theirs, found):
+    file = write_json({"zero_optimization": {"stage": 1}, "pipeline": ours})
+    document = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": file}}
+    document["parallelism_config"] = {f"parallelism_config_{key}": value for key, value in theirs.items()}
+    if isinstance(found, str):
+        assert found in mistake(pick, cluster={"accelerate_config": document})
+    else:
+        assert pick(cluster={"accelerate_config": document}).axes == found

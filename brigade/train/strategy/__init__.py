@@ -15,6 +15,7 @@ from ..recipe.method import method_of
 from ..recipe.objectives import needs_second_model, objective_of
 from ..recipe.settings import Settings
 from . import accelerate_config, axis_rules, deepspeed_config, replicas
+from .axes import NONE
 from .axis_keys import of_ds_config, with_axes
 from .strategy import LAUNCHED, Kind, Strategy, unsharded
 from .unread import refuse_unread, void_keys
@@ -105,7 +106,7 @@ def _from_accelerate(
     raise_first(accelerate_config.precision(config, place, training.bf16, training.fp16))
     if config.ds_config is not None:
         strategy = _from_ds_config(config.ds_config, place, settings)
-        if config.axes:
+        if config.axes != NONE:
             axes = axis_rules.joined(strategy.axes, config.axes, place)
             strategy = replace(strategy, axes=axes, ds_config=with_axes(strategy.ds_config or {}, axes))
         return strategy
@@ -166,8 +167,7 @@ def check(strategy: Strategy, settings: Settings, world: World) -> None:
     """Raise UserError where the recipe's method, optimizer or ranks do not fit the strategy."""
     refuse_unread(settings)
     refuse(strategy, settings)
-    if strategy.axes:
-        axis_rules.check(strategy.axes, strategy.source, settings, world)
+    axis_rules.check(strategy.axes, strategy.source, settings, world)
     sizes = f"dp_replicate_size {strategy.replicate} x dp_shard_size {strategy.shard}"
     if strategy.kind == "hsdp" and strategy.shard == strategy.axes.model == 1:  # accelerate ends with a bare ValueError
         cure = "set dp_shard_size to 2 or more, or distributed_type: MULTI_GPU for DDP"

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from ...errors import UserError, shown
+from ...errors import UserError, did_you_mean, shown
 from ...errors.findings import Finding, raise_first
 from ...errors.tables import Document, Fields, table
 from ..recipe.files import find, parse_yaml, read_yaml
@@ -25,6 +25,8 @@ from .ds_keys import value_at
 KEYS = table(Path(__file__).with_name("accelerate_keys.yaml"))
 FSDP_KEYS: dict[str, str] = KEYS["fsdp2"]  # TrainingArguments.fsdp_config's -> accelerate's
 SECTIONS = ("deepspeed_config", "fsdp_config", "parallelism_config")
+MOE = "deepspeed_moe_layer_cls_names"
+MESH = "parallelism_config_"  # before each key of a mesh
 LAYERS = "fsdp_transformer_layer_cls_to_wrap"
 _VARIABLE = re.compile(r"\$[\w{(]")
 _POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
@@ -63,19 +65,23 @@ def from_environment(env: Mapping[str, str]) -> AccelerateStrategy:
         return {key.removeprefix(prefix).lower(): value for key, value in env.items() if key.startswith(prefix)}
 
     document: dict[str, Any] = {"distributed_type": "NO"}
-    if is_on("DEEPSPEED"):
+    if is_on("MEGATRON_LM"):
+        document = {"distributed_type": "MEGATRON_LM"}
+    elif is_on("DEEPSPEED"):
         zero = starting_with("ACCELERATE_DEEPSPEED_")
+        zero[MOE] = zero.pop("moe_layer_cls_names", None)
         file = zero.pop("config_file", "none")
         for key in ("gradient_clipping", "gradient_accumulation_steps"):
             zero[key] = env.get(f"ACCELERATE_{key.upper()}", "none")
-        zero = zero if file.lower() == "none" else {"deepspeed_config_file": file}
+        zero = zero if file.lower() == "none" else {"deepspeed_config_file": file, MOE: zero.get(MOE)}
         document = {"distributed_type": "DEEPSPEED", "deepspeed_config": zero}
     elif is_on("FSDP"):
         fsdp = {f"fsdp_{key}": value for key, value in starting_with("FSDP_").items() if value != "None"}
         if "fsdp_transformer_cls_to_wrap" in fsdp:
             fsdp[LAYERS] = fsdp.pop("fsdp_transformer_cls_to_wrap")
         document = {"distributed_type": "FSDP", "fsdp_config": fsdp}
-    document["parallelism_config"] = mesh = starting_with("PARALLELISM_CONFIG_")
+    mesh = starting_with("PARALLELISM_CONFIG_")
+    document["parallelism_config"] = _full_names(mesh)
     problem = ""
     lost = dropped()
     if lost:
@@ -88,6 +94,9 @@ def from_environment(env: Mapping[str, str]) -> AccelerateStrategy:
     if problem:
         cure = "name the file for train.py too: accelerate launch --config_file FILE train.py --accelerate_config FILE"
         raise UserError("accelerate launch: parallelism_config", problem, cure)
+    for section, options in zip(SECTIONS, sections(document), strict=True):
+        if options:  # without variables of other programs, whose names begin as accelerate's do
+            document[section] = {key: value for key, value in options.items() if key in _known(section)}
     raise_first(findings(document, "accelerate launch"))
     return _strategy(document | {"mixed_precision": env["ACCELERATE_MIXED_PRECISION"]})
 
@@ -118,9 +127,7 @@ def dropped() -> list[str]:
     except UserError:  # the launcher has read it
         return []
     sizes = mesh_sizes(sections(document)[2])
-    own = [
-        str(key).removeprefix("parallelism_config_") for key in KEYS["own"] if str(key).endswith(("_size", "_stages"))
-    ]
+    own = [str(key).removeprefix(MESH) for key in KEYS["own"] if str(key).endswith(("_size", "_stages"))]
     return [key for key in own if (_whole(sizes.get(key)) or 1) > 1]
 
 
@@ -140,7 +147,7 @@ def layer_classes(fsdp: Document) -> list[str]:
 
 def mesh_sizes(mesh: Document) -> Fields:
     """A mesh by short names: with accelerate's prefix in its files, in capitals in the environment, bare in run.yaml."""
-    return {str(key).removeprefix("parallelism_config_"): value for key, value in mesh.items()}
+    return {str(key).removeprefix(MESH): value for key, value in mesh.items()}
 
 
 def findings(document: Document, name: str) -> Iterator[Finding]:
@@ -161,8 +168,10 @@ def findings(document: Document, name: str) -> Iterator[Finding]:
     if kind == "DEEPSPEED":
         yield from _zero_findings(zero, document, name)
     if kind == "FSDP":
-        yield from _fsdp_findings(fsdp, name)
+        yield from _fsdp_findings(fsdp, mesh, name)
     yield from _mesh_findings(mesh, kind, name)
+    for section, options in zip(SECTIONS, (zero, fsdp, _full_names(mesh)), strict=True):
+        yield from _unknown_keys(options, section, name)
     yield from unread(document, name)
     for section, options, reader in zip(SECTIONS, (zero, fsdp), ("DEEPSPEED", "FSDP"), strict=False):
         if options and kind in _TYPES and kind != reader:
@@ -170,8 +179,28 @@ def findings(document: Document, name: str) -> Iterator[Finding]:
             yield Finding.of("accelerate-unread", name, section, value=shown(options), use=use)
 
 
+def _full_names(mesh: Document) -> Fields:
+    """A mesh by the names of accelerate's files."""
+    return {MESH + key: value for key, value in mesh_sizes(mesh).items()}
+
+
+def _known(section: str) -> list[str]:
+    """The keys of a section that accelerate or a run reads, and those that are refused with a cure of their own."""
+    refused = [path.partition(".")[2] for path in KEYS["unread"] if path.startswith(f"{section}.")]
+    return [*KEYS[section], *refused, *(KEYS["own"] if section == "parallelism_config" else ())]
+
+
+def _unknown_keys(options: Document, section: str, name: str) -> Iterator[Finding]:
+    for key, value in options.items():
+        if key not in _known(section):
+            values = {"fate": "copies this key and nobody reads it", "value": shown(value)}
+            values["instead"] = did_you_mean(str(key), KEYS[section])
+            yield Finding.of("accelerate-unknown-key", name, f"{section}.{key}", **values)
+
+
 def unread(document: Document, name: str) -> Iterator[Finding]:
     """What accelerate would read of an accelerate config, and nothing in a run does."""
+    document = {**document, "parallelism_config": _full_names(sections(document)[2])}
     for path, entry in KEYS["unread"].items():
         value = value_at(document, path)
         if value and str(value).lower() not in ("no", "none", entry.get("default")):
@@ -205,7 +234,7 @@ def _zero_findings(zero: Document, document: Document, name: str) -> Iterator[Fi
         yield Finding.of("accelerate-two-sources", name, at, value=shown(value), file=shown(file))
 
 
-def _fsdp_findings(options: Document, name: str) -> Iterator[Finding]:
+def _fsdp_findings(options: Document, mesh: Document, name: str) -> Iterator[Finding]:
     def found(rule: str, key: str, **values: object) -> Finding:
         return Finding.of(rule, name, f"fsdp_config.{key}", **values)
 
@@ -221,7 +250,11 @@ def _fsdp_findings(options: Document, name: str) -> Iterator[Finding]:
     reshard = _parsed(options.get("fsdp_reshard_after_forward", True))
     strategy = str(options.get("fsdp_sharding_strategy"))
     instead = KEYS["fsdp1_strategies"].get(strategy)
-    if instead and (reshard or strategy in ("NO_SHARD", "3")):
+    if instead and (reshard or instead != KEYS["fsdp1_strategies"]["SHARD_GRAD_OP"]):
+        yield found("accelerate-fsdp2-value", "fsdp_sharding_strategy", value=shown(strategy), instead=instead)
+    of_data = [_whole(size) for key, size in mesh_sizes(mesh).items() if key in ("dp_replicate_size", "dp_shard_size")]
+    if strategy in KEYS["hybrid_strategies"] and not any(size != 1 for size in of_data):
+        instead = "dp_replicate_size and dp_shard_size, as accelerate_configs/hsdp_2x8.yaml does, or FULL_SHARD"
         yield found("accelerate-fsdp2-value", "fsdp_sharding_strategy", value=shown(strategy), instead=instead)
     if not isinstance(reshard, bool):
         instead = "true (FULL_SHARD, HYBRID_SHARD) or false (SHARD_GRAD_OP)"
@@ -249,11 +282,10 @@ def _mesh_findings(mesh: Document, kind: str, name: str) -> Iterator[Finding]:
                 yield Finding.of("accelerate-unread", name, at, value=size, use=use)
 
 
-def _whole(value: Any) -> int | None:
-    """A number in a file or, as text, in the environment; None for all else."""
-    with suppress(TypeError, ValueError, OverflowError):
-        return int(value)
-    return None
+def _whole(value: object) -> int | None:
+    """A whole number from 0 in a file or, as text, in the environment; None for all else."""
+    number = _parsed(value)
+    return number if type(number) is int and number >= 0 else None
 
 
 def precision(config: AccelerateStrategy, place: str, bf16: bool, fp16: bool) -> Iterator[Finding]:

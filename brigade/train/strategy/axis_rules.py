@@ -8,8 +8,8 @@ from ...errors import UserError, versions
 from ...errors.tables import Document
 from ..host.cluster import World
 from ..recipe.settings import Settings
-from .axes import Axes
-from .axis_keys import DS_KEYS, MESH_KEYS
+from .axes import NONE, Axes
+from .axis_keys import DS_KEYS, DS_SCHEDULE, MESH_KEYS, MESH_SCHEDULE
 
 # Schedule -> how many stages a rank may have.
 SCHEDULES = {
@@ -41,15 +41,16 @@ def check(axes: Axes, source: str, settings: Settings, world: World) -> None:
 def joined(ours: Axes, mesh: Axes, source: str) -> Axes:
     """The axes of a ds_config and of accelerate's parallelism_config beside it.
 
-    Raise UserError where the two say different sizes.
+    Raise UserError where the two say different sizes, or schedules of a pipeline.
     """
-    for axis, size in mesh.used.items():
-        if axis in ours.used and ours.used[axis] != size:
-            key = f"parallelism_config_{MESH_KEYS[axis]}"
-            problem = f"{key} is {size}, but {DS_KEYS[axis]} of its ds_config is {ours.used[axis]}"
+    mesh_keys, ds_keys = MESH_KEYS | MESH_SCHEDULE, DS_KEYS | DS_SCHEDULE
+    said: dict[str, Any] = {name: value for name, value in vars(mesh).items() if value != getattr(NONE, name)}
+    for name, value in said.items():
+        if getattr(ours, name) not in (value, getattr(NONE, name)):
+            key = f"parallelism_config_{mesh_keys[name]}"
+            problem = f"{key} is {value}, but {ds_keys[name]} of its ds_config is {getattr(ours, name)}"
             raise UserError(source, problem, "keep one of them")
-    values: dict[str, Any] = {**mesh.used, "schedule": mesh.schedule or ours.schedule}
-    return replace(ours, **values, virtual=max(mesh.virtual, ours.virtual))
+    return replace(ours, **said)
 
 
 def problem(axes: Axes, world_size: int) -> tuple[str, str] | None:
@@ -103,13 +104,14 @@ def _of_schedule(axes: Axes) -> tuple[str, str] | None:
     name, each = axes.chosen_schedule, SCHEDULES.get(axes.chosen_schedule)
     if each is None:
         return f"{name!r} is no schedule of a pipeline", f"use one of: {', '.join(SCHEDULES)}"
+    if axes.stages == 1 and (axes.schedule or axes.virtual > 1):
+        what = f"the schedule {name}" if axes.schedule else f"virtual_stages {axes.virtual}"
+        return f"it names {what} of a pipeline with one stage", "set the number of stages too, or leave this out"
     if axes.virtual not in each:
         takes = f"{each.start}" if len(each) == 1 else f"{each.start} or more"
         problem = f"{name} takes {takes} of the pipeline's stages on each rank, and virtual_stages is {axes.virtual}"
         other = "interleaved1f1b" if axes.virtual > 1 else "1f1b"
         return problem, f"set virtual_stages to {each.start}, or use schedule {other}"
-    if axes.schedule and axes.stages == 1:
-        return f"it names the schedule {name} of a pipeline with one stage", "set the number of stages too"
     return None
 
 
