@@ -18,6 +18,10 @@ from ..train.recipe.mistakes import MEANINGS, RENAMED, complaints, cure_of, expl
 from ..train.recipe.schema import SECTION_OF, SECTIONS, Recipe
 from ..train.strategy.unread import unread
 
+# Keys whose defaults differ between these tools, and change what is trained.
+OFTEN_OTHERWISE = ("learning_rate", "num_train_epochs", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta2",
+                   "max_grad_norm", "max_length", "packing", "seed", "lora_r", "lora_alpha", "lora_dropout")  # fmt: skip
+
 
 def write(theirs: Path, folder: Path) -> list[str]:
     """Write folder/NAME, a recipe of the file NAME (NAME.yaml of NAME.json). Returns lines: what was written, and what has no
@@ -35,7 +39,21 @@ def write(theirs: Path, folder: Path) -> list[str]:
         path.write_text(origin + yaml.safe_dump(recipe, sort_keys=False))
     said = [f"  {name}: {what}" for name, what in left.items()]
     heading = [f"{counted(len(said), 'key')} of {theirs} left to you:"] * bool(said)
-    return [f"Wrote {path}: {counted(sum(map(len, recipe.values())), 'key')}.", *heading, *said]
+    wrote = f"Wrote {path}: {counted(sum(map(len, recipe.values())), 'key')}."
+    return [
+        wrote,
+        *heading,
+        *said,
+        f"Left at Brigade's default, where its tool may have another: {_by_default(recipe)}.",
+    ]
+
+
+def _by_default(recipe: Fields) -> str:
+    """Return the keys of OFTEN_OTHERWISE that a recipe leaves out, with the values that they then have."""
+    adapters = bool(recipe.get("model", {}).get("use_peft"))
+    keys = [key for key in OFTEN_OTHERWISE if key not in recipe.get(SECTION_OF[key], {})]
+    defaults = {key: SECTIONS[SECTION_OF[key]].model_fields[key].default for key in keys}
+    return ", ".join(f"{key} {defaults[key]}" for key in keys if adapters or not key.startswith("lora"))
 
 
 def translated(document: Document, path: Path) -> tuple[Fields, dict[str, str]]:

@@ -91,7 +91,11 @@ def test_arguments_in_json_become_a_recipe(tmp_path, capsys):
     arguments |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8}
     (tmp_path / "a.json").write_text(json.dumps(arguments))
     assert main(["lint", str(tmp_path / "a.json"), "--write", str(tmp_path / "new")]) == 0
-    assert "x: nothing is like it here" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "x: nothing is like it here" in said
+    defaults = said.partition("Left at Brigade's default")[2]
+    assert "adam_beta2 0.95" in defaults and "lr_scheduler_type cosine" in defaults
+    assert "max_length" not in defaults and "lora" not in defaults, "the file says it, or nothing reads it"
     recipe = flags.load(["--recipe", str(tmp_path / "new/a.yaml")]).recipe
     assert recipe.model.model_name_or_path == "acme/base" and recipe.training.bf16
 
