@@ -1,7 +1,6 @@
 """Chats in one form: roles, contents, tool calls whose arguments are objects, and which turns are learned."""
 
 import re
-from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
