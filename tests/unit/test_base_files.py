@@ -17,6 +17,7 @@ from brigade.train.model import base_files
 from brigade.train.model.base_weights import check_finite, first_not_finite
 from brigade.train.model.config_json import prediction_layers
 from brigade.train.model.load import load_base, weights
+from brigade.train.model.location import load_config
 from brigade.train.recipe import flags
 from brigade.train.step import saved_model
 from brigade.train.upstream import checkpoint_files
@@ -279,7 +280,25 @@ def test_damaged_models_are_refused(name, check, mistake):
 def test_weights_in_integers_are_those_of_a_quantised_model(check):
     """A published quantisation's tensors are its loader's business."""
     qweight = {"model.layers.0.qweight": torch.ones(3, dtype=torch.int32)}
-    assert check("one", lambda tensors: tensors | qweight, lambda folder: quantised(folder, "gptq"))()
+    assert check("one", lambda tensors: tensors | qweight, lambda folder: quantised(folder, "bitsandbytes"))()
+
+
+IN_4_BITS = ("--use_peft", "--load_in_4bit")
+
+
+@pytest.mark.parametrize("method, more, taken", [
+    ("gptq", (), False), ("fp8", (), False), ("awq", IN_4_BITS, False), ("bitsandbytes", (), False),
+    ("bitsandbytes", IN_4_BITS, True), ("mxfp4", (), True), ("gptq", ("--from_scratch",), True),
+])  # fmt: skip
+def test_weights_whose_quantisation_no_run_undoes_are_refused(method, more, taken, sound, tmp_path, load, mistake):
+    """They trained without their scales, or with random numbers in their places, and nothing said so."""
+    folder = shutil.copytree(sound / "one", tmp_path / "model")
+    quantised(folder, method)
+    settings = load("--model_name_or_path", str(folder), "--max_length", "64", *more)
+    if taken:
+        assert load_config(settings)
+    else:
+        assert f"are quantised ({method})" in mistake(load_config, settings)
 
 
 def apart(tensors):

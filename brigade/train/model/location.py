@@ -1,7 +1,7 @@
 """Where a model is (a folder, a name on the Hub, a config.json), and its configuration."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError, first_line
 from ..host import files
@@ -57,7 +57,7 @@ def _read(name: str, place: str) -> Path | None:
 def load_config(settings: Settings) -> "PreTrainedConfig":
     """Return the model's configuration, with the vocabulary that the recipe's new tokens need.
 
-    Raises UserError where there is none, or its positions are fewer than max_length.
+    Raises UserError where there is none, its positions are fewer than max_length, or check_quantization() refuses it.
     """
     from transformers import AutoConfig
 
@@ -73,6 +73,7 @@ def load_config(settings: Settings) -> "PreTrainedConfig":
         parts.check_model(settings, config)
     else:
         check_causal(config, place)
+    check_quantization(settings, getattr(config, "quantization_config", None))
     if model.rope_parameters:
         stretch(settings, config)
     check_length(settings, getattr(config, "max_position_embeddings", None))
@@ -91,6 +92,21 @@ def unusable(settings: Settings, error: Exception) -> UserError:
     problem = f"{model.model_name_or_path!r} has no usable config: {why}"
     cure = cure or "give a name on the Hub or a directory with a config.json"
     return UserError(settings.place("model_name_or_path"), problem, cure)
+
+
+def check_quantization(settings: Settings, published: dict[str, Any] | None) -> None:
+    """Raise UserError where a model's weights are read and their quantisation is not undone: scales beside them would be lost,
+    and where names differ Transformers begins with random weights. published: quantization_config of its config.json"""
+    section = settings.recipe.model
+    method = (published or {}).get("quant_method")
+    # load.quantization_config() tells from_pretrained what to do with these.
+    if section.from_scratch or method in (None, "mxfp4") or (method == "bitsandbytes" and section.load_in_4bit):
+        return
+    problem = f"the weights of {section.model_name_or_path!r} are quantised ({method}), which a run does not undo"
+    cure = "name the model that has them in 16 bits"
+    if method == "bitsandbytes":
+        cure += ", or train adapters on 4 bits (use_peft: true, load_in_4bit: true)"
+    raise UserError(settings.place("model_name_or_path"), problem, cure)
 
 
 def check_length(settings: Settings, positions: int | None) -> None:
