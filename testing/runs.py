@@ -275,7 +275,8 @@ def _work(job: Path) -> None:
     sample_answers.LONGEST = todo["longest_answer"] or sample_answers.LONGEST
     os.chdir(todo["folder"])
     rank = int(os.environ["RANK"])
-    ranks.start(world_from_environment())  # before some cases take them to be of several hosts
+    if any("per_host" in case for case in todo["cases"]):  # before they take their ranks to be of several hosts
+        ranks.start(world_from_environment())
     for case in todo["cases"]:
         said, counted, programs = io.StringIO(), waits.Waits(), list[int]()
         per_host = case.get("per_host", int(os.environ["WORLD_SIZE"]))

@@ -120,7 +120,7 @@ def test_the_page_shows_the_files_of_its_examples_as_they_are():
 def test_the_example_of_a_key_is_in_the_files_that_contributing_names():
     steps = (REPOSITORY / "CONTRIBUTING.md").read_text().partition("## A new recipe key")[2]
     files = ["recipe/objectives.py", "recipe/other_names.yaml", "loss/supervised_loss.py", "strategy/refused.yaml"]
-    files = [f"brigade/train/{name}" for name in [*files, "strategy/__init__.py"]]
+    files = [f"brigade/train/{name}" for name in [*files, "recipe/training_section.py"]]
     files += ["brigade/plan/choice/job_of_run.py", "tests/unit/test_flags.py", "tests/ranks/test_parity_terms.py"]
     for name in [*files, "docs/training.md"]:
         assert Path(name).name in steps and "z_loss_coef" in (REPOSITORY / name).read_text(), name

@@ -346,22 +346,22 @@ def test_a_key_of_another_tool(encode, tokenizer, case):
         assert found.samples["desirable"].tolist() == case.get("labels", [True, False])
 
 
-SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+OF_A_CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
 
 
 @pytest.mark.parametrize("tool, key", [
-    ({"type": "function", "function": {"name": "f", "arguments": SCHEMA}}, "arguments"),
-    ({"type": "function", "function": {"name": "f"}, "parameters": SCHEMA}, "parameters"),
-    ({"name": "f", "args_schema": json.dumps(SCHEMA)}, "args_schema"), ({"name": "f", "schema": SCHEMA}, "schema"),
-    ({"name": "f", "args": SCHEMA["properties"]}, "args"),
+    ({"type": "function", "function": {"name": "f", "arguments": OF_A_CITY}}, "arguments"),
+    ({"type": "function", "function": {"name": "f"}, "parameters": OF_A_CITY}, "parameters"),
+    ({"name": "f", "args_schema": json.dumps(OF_A_CITY)}, "args_schema"), ({"name": "f", "schema": OF_A_CITY}, "schema"),
+    ({"name": "f", "args": OF_A_CITY["properties"]}, "args"),
 ])  # fmt: skip
 def test_a_schema_where_no_template_reads_it_is_refused(tool, key):
     assert f"the key {key!r} of the tool 'f'" in refusal(tool_definitions, [tool])
 
 
 @pytest.mark.parametrize("more", [
-    {"returns": SCHEMA}, {"parameters": SCHEMA, "schema": SCHEMA}, {"cache_control": {"type": "ephemeral"}}, {"parameters": {}},
-    {"response": SCHEMA}, {"annotations": {"title": "F", "readOnlyHint": True}}, {"examples": {}},
+    {"returns": OF_A_CITY}, {"parameters": OF_A_CITY, "schema": OF_A_CITY}, {"cache_control": {"type": "ephemeral"}},
+    {"parameters": {}}, {"response": OF_A_CITY}, {"annotations": {"title": "F", "readOnlyHint": True}}, {"examples": {}},
 ])  # fmt: skip
 def test_a_tool_without_arguments_may_say_other_things(more):
     assert tool_definitions([{"name": "f", **more}])

@@ -345,9 +345,8 @@ def test_the_best_checkpoint_is_one_of_the_run_that_continues(named, kept, tmp_p
     newest = tmp_path / "checkpoint-12"
     for folder in (tmp_path / "checkpoint-8", newest):
         folder.mkdir()
-    TrainerState(best_metric=1.0, best_model_checkpoint=named, best_global_step=8).save_to_json(
-        str(newest / "trainer_state.json")
-    )
+    best = {"best_metric": 1.0, "best_model_checkpoint": named, "best_global_step": 8}
+    TrainerState(train_batch_size=8, **best).save_to_json(str(newest / "trainer_state.json"))
     monkeypatch.setattr(TrainerState, "init_training_references", lambda *_: None)
     of_transformers = SimpleNamespace(
         callback_handler=SimpleNamespace(callbacks=[]),
