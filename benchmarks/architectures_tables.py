@@ -80,6 +80,7 @@ def general(why: str, name: str) -> str:
 
 def measured(rows: Rows) -> str:
     """Where and with what all this was measured."""
-    places = sorted({f"{row['machine']}; {row['versions']}" for row in rows.values()})
-    types = len({name for name, _ in rows})
-    return "\n\n".join(f"{types} types of config, measured on {place}." for place in places)
+    places: dict[str, set[str]] = {}
+    for (name, _), row in rows.items():
+        places.setdefault(f"{row['machine']}; {row['versions']}", set()).add(name)
+    return "\n\n".join(f"{len(places[place])} types of config, measured on {place}." for place in sorted(places))

@@ -101,9 +101,11 @@ def world_from_environment(env: Mapping[str, str] | None = None) -> World:
 
 def _number(env: Mapping[str, str], name: str, default: int = 0) -> int:
     """The number that a variable holds; the default where it is empty or not set. Raises UserError for anything else."""
-    value = env.get(name) or str(default)
+    value = env.get(name, "").strip() or str(default)
     if not value.isdecimal():
-        raise UserError(f"{name}={value}", "it is not a whole number", f"export {name} as the launcher should set it")
+        raise UserError(
+            f"{name}={value}", "it is not a whole number from 0", f"export {name} as the launcher should set it"
+        )
     return int(value)
 
 
