@@ -26,10 +26,11 @@ _DIGITS = re.compile(r"\d+")
 _MAYBE = re.compile(
     r"<\|?(?! )[\w :#-]{0,40}(?:image|img|picture|photo|vision|media)[\w :#-]{0,40}\|?>|\{\{\s*(?:image|img)\w*\s*\}\}|"
     r"\A\s*\{(?:image|img|picture)_?\d*\}|(?<![\w/$\\}'\"`])\{(?:image|img|picture)_?\d*\}\s*\Z|"
-    rf"<(?:image|screenshot)[\s:][^<>]{{0,60}}>|<!--\s*(?:{_WORD}|screenshot)[ _:#-]{{0,2}}\d{{0,3}}\s*-->|"
+    rf"<(?:image|screenshot)[\s:](?![^<>]*\b(?:href|x|y|width|height)\s*=)[^<>]{{0,60}}>|"
+    rf"<!--\s*(?:{_WORD}|screenshot)[ _:#-]{{0,2}}\d{{0,3}}\s*-->|"
     rf"(?<![A-Za-z0-9_)!])\[(?:{_WORD}|screenshot)\s*:[^\[\]\n]{{1,80}}\](?!\()|__(?:image|img)_?\d{{0,3}}__|"
     r"[<\[【]\s?(?:图片|图像|照片|截图|图)\s?\d{0,3}\s?[>\]】](?!\()|"
-    r"\A\s*\((?:image|img|picture)[ _]?\d{0,3}\)|\((?:image|img|picture)[ _]?\d{0,3}\)\s*\Z|"
+    r"\A\s*\((?:image|img|picture)[ _]?\d{0,3}\)|\n\s*\((?:image|img|picture)[ _]?\d{0,3}\)\s*\Z|"
     r"<\|?(?:boi|im|pic|figure|fig|screenshot|visual|vis_start)(?:[ _:#-]?\d{1,3})?\|?>|"
     r"(?P<around>[$%#])(?:image|img|picture)\w{0,20}(?P=around)|"
     r"&lt;image(?:[ _:#-]?\d{1,3})?&gt;|\b(?:image|img)_placeholder\b",

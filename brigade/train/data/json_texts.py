@@ -13,7 +13,7 @@ from .rows import BadRow
 
 # What Python writes otherwise than JSON: texts, constants, and NumPy's arrays, whose elements no comma divides.
 _PYTHON = re.compile(
-    r"""(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|\b(?P<constant>True|False|None)\b|(?P<gap>\}\s+(?=\{))|\barray\(|,\s*dtype=object\)"""
+    r"""(?P<text>'(?:[^'\\]|\\(?s:.|\Z))*(?:'|\Z)|"(?:[^"\\]|\\(?s:.|\Z))*(?:"|\Z))|\b(?P<constant>True|False|None)\b|(?P<gap>\}\s+(?=\{))|\barray\(|,\s*dtype=object\)"""
 )
 _CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 

@@ -121,7 +121,7 @@ def turns_from_text(value: object, called: str = "messages") -> Any:
         read = [turn for text in read for turn in turns_from_text(text, called)]
     if _are_turns(read):
         return read
-    if isinstance(read, list) and all(isinstance(_role(turn), str) for turn in read) and any(map(_seems_a_turn, read)):
+    if isinstance(read, list) and _seem_turns(read):
         odd = next(turn for turn in read if not _is_turn(turn))
         what = f"says nothing that is read: {shown(odd)}" if _role(odd) in ROLES else f"has the role {_role(odd)!r}"
         cure = f'write {{"role": ..., "content": ...}}; roles are {", ".join(ROLES)}'
@@ -161,6 +161,8 @@ def _parts_from_text(text: str, role: str, unread: set[str]) -> list[Fields] | s
         return text
     are_parts = [_is_part(part, role) for part in parts if part["type"] in (*PARTS, *OTHER_TEXTS)]
     if are_parts and all(are_parts):
+        if role == "assistant":
+            unread.add("answers that are a list of parts as text, read as their texts")
         return parts
     unread.add(f"contents of {role!r} that are a list of parts as text, read as letters")
     return text
@@ -202,10 +204,20 @@ def _is_turn(value: Any) -> bool:
     return isinstance(role, str) and role in ROLES and not value.keys().isdisjoint(SAID)
 
 
-def _seems_a_turn(value: Any) -> bool:
-    """Whether it has a role of a chat, read or not, and what was said: no list of users and their roles does."""
-    role = _role(value)
-    return isinstance(role, str) and role.lower() in (*ROLES, *OTHER_ROLES) and not value.keys().isdisjoint(_SPOKEN)
+def _seem_turns(values: list[Any]) -> bool:
+    """Whether objects are turns of which some cannot be read: all say something in a chat's role, or an assistant speaks among
+    them. Lists of rights, logs and mails have roles as well, and no assistant."""
+    roles = [role.lower() for role in map(_role, values) if isinstance(role, str)]
+    if not values or len(roles) < len(values):
+        return False
+    if all(
+        role in (*ROLES, *OTHER_ROLES) and not value.keys().isdisjoint(SAID)
+        for role, value in zip(roles, values, strict=True)
+    ):
+        return True
+    speaks = [role in OTHER_ROLES or ROLES.get(role) == "assistant" for role in roles]
+    spoken = [not value.keys().isdisjoint(_SPOKEN) for value in values]
+    return len(values) > 1 and any(map(all, zip(speaks, spoken, strict=True)))
 
 
 def _role(message: object) -> object:

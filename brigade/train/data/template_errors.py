@@ -24,12 +24,12 @@ def explained(error: Exception, messages: list[Message], template: str, images: 
     wanted = _undefined(error.__traceback__) if "Undefined" in str(error) else _concatenated(error, template)
     reason = f"{error}{f', for {wanted}' if wanted and wanted not in str(error) else ''}"
     problem = f"the chat template: {reason} (a chat that begins {str(messages)[:80]})"
-    if any(message["role"] == "developer" for message in messages):  # which few templates know
-        return BadRow(problem, "write the role 'developer' as 'system', or name a chat_template that has it (gpt-oss)")
     if "has no attribute 'function'" in reason:  # each call has one: it is a tool's definition
         return BadRow(
             problem, 'write each of the tools as {"type": "function", "function": {"name": ..., "parameters": {...}}}'
         )
+    if "developer" not in template and any(message["role"] == "developer" for message in messages):
+        return BadRow(problem, "write the role 'developer' as 'system', or name a chat_template that has it (gpt-oss)")
     return BadRow(problem, "fix the template or the chat")
 
 

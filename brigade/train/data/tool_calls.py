@@ -33,6 +33,8 @@ NAMED_WITHIN = ("properties", "patternProperties", "$defs", "definitions", "depe
 SCHEMAS_WITHIN = ("items", "prefixItems", "anyOf", "oneOf", "allOf", "not", "if", "then", "else", "contains", "propertyNames",
                   "additionalProperties")  # fmt: skip
 LISTS_WITHIN = ("type", "enum", "required")
+# How a text begins that is an object, or a list of objects or texts.
+_AS_JSON = re.compile(r"""\s*["']?(?:\{\s*\\*["'}]|\[\s*\\*["'{\]])""")
 KNOWN = frozenset(("id", "type", "index", "function", "name", *ARGUMENTS))  # keys of a call
 # What opens a call once a template has written it: Hermes', Llama 3's and 4's, Mistral's, DeepSeek's, Kimi's, MiniMax's, Qwen's.
 _SPELLED = re.compile(
@@ -182,7 +184,7 @@ def _definition(tool: Fields, called: str) -> Fields:
     if given:
         others = {key: value for key, value in inner.items() if key not in SCHEMAS}
         inner = others | {"parameters": one_of(given, of)}
-    else:
+    elif not any(isinstance(inner.get(key), dict) for key in SCHEMAS):  # {}: it takes nothing
         _refuse_other_schemas({**tool, **inner}, of)
     if called == "functions":
         tool = {"type": "function", "function": inner}
@@ -191,17 +193,17 @@ def _definition(tool: Fields, called: str) -> Fields:
 
 def _parameters(value: object, called: str) -> Any:
     """Return the schema of what a tool takes. It may also be an object of schemas alone, as xLAM's are."""
-    read = _schema(from_any_text(value, called), called)
-    if not isinstance(read, dict) or "properties" in read or isinstance(read.get("type"), str):
-        return read
-    objects = {key: value_of(inner) for key, inner in read.items() if isinstance(inner, str)}
-    return read | {key: _schema(inner, called) for key, inner in objects.items() if isinstance(inner, dict)}
+    read = from_any_text(value, called)
+    if not isinstance(read, dict) or {"properties", "$defs"} & read.keys() or isinstance(read.get("type"), str):
+        return _schema(read, called)
+    objects = {key: value_of(inner) if isinstance(inner, str) else inner for key, inner in read.items()}
+    return read | {key: _schema(inner, called) for key, inner in objects.items() if isinstance(inner, dict | list)}
 
 
 def _schema(value: object, called: str) -> Any:
     """Return a schema, or a list of them. A text of JSON where an object or a list has to stand is what tables leave whose types
     are lost: it is read. Raises BadRow where it cannot be."""
-    if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
+    if isinstance(value, str) and _AS_JSON.match(value):
         value = from_any_text(value, called)
     if isinstance(value, list):
         return [_schema(inner, called) for inner in value]
@@ -218,6 +220,8 @@ def _of_schema(key: str, value: object, called: str) -> Any:
         return value if read is None else read
     if key not in NAMED_WITHIN or not value:
         return value
+    if isinstance(value, str) and value.strip() in ("null", "None"):
+        return {}
     read = from_any_text(value, called)
     if isinstance(read, dict):
         return {name: _schema(inner, f"{name!r} in the {called}") for name, inner in read.items()}

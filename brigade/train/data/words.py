@@ -34,6 +34,7 @@ from .thinking import starts_with_a_mark
 from .turn_by_turn import OPENED
 
 LONG = 24  # characters of a piece of which no other words of a chat consist by chance
+LONGEST_MARK = 64  # characters of a mark that opens thoughts, and of the white space behind it
 MOST_SHAPES = 10_000  # of chats that are remembered
 DROP, REMOVE = "drop the row", "remove them from the data"
 LEFT_OUT = "which the chat template leaves out"
@@ -86,7 +87,7 @@ class Words:
             if mark and not _stands_in(answer, text):
                 problem = f"message {number + 1} mentions {mark}, and the chat template takes its text apart there"
                 raise BadRow(problem, _cure_of(messages[number]))
-            opened = OPENED.search(text, 0, max(text.rfind(answer), 0)) if answer else None
+            opened = _opened(answer, text)
             if opened and not starts_with_a_mark(answer) and self._writes(opened[0].strip(), chat, text, number):
                 problem = (
                     f"message {number + 1} has marks of thoughts, and its answer begins within thoughts that are open"
@@ -143,6 +144,17 @@ class Words:
 
 
 # ---- looking ---------------------------------------------------------------------------------------------------------
+def _opened(answer: str, text: str) -> re.Match[str] | None:
+    """The mark of open thoughts in front of an answer. None also where the answer's text stands elsewhere without one: a short
+    answer may begin later thoughts."""
+    mark = None
+    for place in re.finditer(re.escape(answer), text) if answer else ():
+        mark = OPENED.search(text, max(place.start() - LONGEST_MARK, 0), place.start())
+        if mark is None:
+            break
+    return mark
+
+
 def _stands_in(words: str, text: str) -> bool:
     """Whether words stand in a text as they are, or as JSON or Python quote them."""
     if words in text:

@@ -311,8 +311,17 @@ def test_schemas_of_a_table_that_has_lost_its_types():
         "days": "a number",
         "note": "{of any kind}",
     }
+    bare["definitions"] = {"type": "str", "description": "{x} y"}
     for parameters in bare, bare | {"city": json.dumps(bare["city"])}, repr(bare):
         assert tool_definitions([{"name": "f", "parameters": parameters}]) == [{"name": "f", "parameters": bare}]
+
+
+@pytest.mark.parametrize("properties, read", [
+    ({"city": "[required] the city"}, {"city": "[required] the city"}), ({"days": {"items": "[string, int]"}},) * 2, ("null", {}),
+])  # fmt: skip
+def test_words_in_brackets_in_a_schema_are_no_json(properties, read):
+    (definition,) = tool_definitions([{"name": "f", "parameters": {"type": "object", "properties": properties}}])
+    assert definition["parameters"]["properties"] == read
 
 
 # ---- keys of peers ---------------------------------------------------------------------------------------------------
@@ -361,7 +370,8 @@ def test_a_schema_where_no_template_reads_it_is_refused(tool, key):
 
 @pytest.mark.parametrize("more", [
     {"returns": OF_A_CITY}, {"parameters": OF_A_CITY, "schema": OF_A_CITY}, {"cache_control": {"type": "ephemeral"}},
-    {"parameters": {}}, {"response": OF_A_CITY}, {"annotations": {"title": "F", "readOnlyHint": True}}, {"examples": {}},
+    {"parameters": {}}, {"response": OF_A_CITY}, {"parameters": {}, "response_schema": OF_A_CITY},
+    {"annotations": {"title": "F", "readOnlyHint": True}}, {"examples": {}},
 ])  # fmt: skip
 def test_a_tool_without_arguments_may_say_other_things(more):
     assert tool_definitions([{"name": "f", **more}])

@@ -196,11 +196,17 @@ def test_turns_within_a_turn_are_counted(text):
     ({"role": "assistant", "message": "x"}, "says nothing"), ({"role": "tool", "name": "f"}, "says nothing"),
 ])  # fmt: skip
 def test_a_list_with_an_odd_turn_is_refused(odd, said):
-    for text in (json.dumps([CHAT[0], odd]), repr([odd, CHAT[1]])):
+    for text in (json.dumps([*CHAT, odd]), repr([odd, CHAT[1]])):
         with pytest.raises(BadRow, match=said):
             turns_from_text(text, "completion")
 
 
-def test_a_list_of_people_and_their_roles_is_an_answer():
-    text = json.dumps([{"name": "Ann", "role": "user"}, {"name": "Bob", "role": "admin"}])
+@pytest.mark.parametrize("answer", [
+    [{"name": "Ann", "role": "user"}, {"name": "Bob", "role": "admin"}],
+    [{"role": "admin", "content": "full"}, {"role": "user", "content": "read"}],
+    [{"role": "nurse", "message": "hi"}, {"role": "system", "message": "disk"}],
+    {"name": "Bob", "role": "user", "message": "hello"}, {"from": "system", "to": "ann", "body": "Disk full"},
+], ids=str)  # fmt: skip
+def test_what_has_roles_and_no_assistant_is_an_answer(answer):
+    text = json.dumps(answer)
     assert turns_from_text(text) == text

@@ -113,6 +113,7 @@ MENTION = [user("a"), answer("Use </think> to close it."), user("c"), answer("d"
 BESIDE = [user("W?"), answer("I look.", tool_calls=[call({"city": "Rome"})]), result("22"), answer("22 C")]
 FENCE = [user("a"), answer("```\n<think>\nx\n</think>\n```\nb")]
 ENDLESS = [user("a"), answer("<think>\nI wonder")]
+OKAY = [user("a"), answer("<think>\nyes\n</think>\n\nOkay"), user("c"), answer("<think>\nOkay, two.\n</think>\n\n4")]
 TWO_KEYS = [user("a"), answer("b", reasoning_content="Hm.", reasoning="Hm.")]
 OPEN = "refused: message 2 has marks of thoughts, and its answer begins within thoughts that are open"
 TAKES_APART = "refused: message 2 mentions </think>, and the chat template takes its text apart there"
@@ -140,6 +141,7 @@ STRINGS = TEXTS.replace("{{ CALLS }}", (
     ("qwen3", MENTION[:2], TAKES_APART), ("nemotron3", MENTION, ""), ("chatml", MENTION, ""),
     ("qwen3", [user("a"), answer("Wait <think>Hm.</think> b")], "refused: the chat template leaves out 'Wait' of message 2"),
     *[(name, turns, OPEN) for name in ("deepseek-r1", "nemotron3") for turns in (MENTION[:2], FENCE, ENDLESS)],
+    *[(name, OKAY, EARLIER) for name in ("deepseek-r1", "minimax-m2", "nemotron3", "qwen3.5", "qwen3")],
     ("qwen3", ENDLESS, OPEN), ("chatml", FENCE, ""), ("deepseek-r1", THINKS[:2], ""), ("deepseek-r1", BEGUN, ""),
     ("qwen3", TWO_KEYS, ""), ("gpt-oss", TWO_KEYS, ""), ("chatml", TWO_KEYS, LAST),
     ("qwen3", [user("a"), MUTED[1], user("c"), answer("d")], "earlier answers, which"),

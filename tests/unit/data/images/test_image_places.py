@@ -237,6 +237,7 @@ def test_what_may_be_a_place_is_refused_unless_the_images_have_theirs(encode, sh
 
 
 @pytest.mark.parametrize("question", [
+    '<svg><image href="a.png" x="0"/></svg>', "The car in the picture (image)",
     "a[image1] = <figure>x</figure>", "<!-- image slider --> [Image: x](y)", "See 图1 (image) here", "List<int> [x: y]",
 ])  # fmt: skip
 def test_ordinary_text_is_no_place(encode, shown, question):
