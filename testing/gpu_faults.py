@@ -76,7 +76,7 @@ LACKS = "3.50 GiB"
 FAULTS = {
     "a tensor left on the CPU": (tensor_left_on_the_cpu, "Expected all tensors to be on the same device"),
     "a CPU tensor given to NCCL": (cpu_tensor_given_to_nccl, "No backend type associated with device type cpu"),
-    "the device of another rank": (device_of_another_rank, "use the same GPU"),
+    "the device of another rank": (device_of_another_rank, "2 of 2 ranks are here, with LOCAL_RANK 0, 0"),
     "too little memory": (out_of_memory, f"out of memory while allocating {LACKS[:-5]} GiB"),
     "too little memory in evaluation": (
         out_of_memory_in_evaluation,
