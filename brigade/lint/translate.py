@@ -40,12 +40,8 @@ def write(theirs: Path, folder: Path) -> list[str]:
     said = [f"  {name}: {what}" for name, what in left.items()]
     heading = [f"{counted(len(said), 'key')} of {theirs} left to you:"] * bool(said)
     wrote = f"Wrote {path}: {counted(sum(map(len, recipe.values())), 'key')}."
-    return [
-        wrote,
-        *heading,
-        *said,
-        f"Left at Brigade's default, where its tool may have another: {_by_default(recipe)}.",
-    ]
+    default = f"Left at Brigade's default, where its tool may have another: {_by_default(recipe)}."
+    return [wrote, *heading, *said, default]
 
 
 def _by_default(recipe: Fields) -> str:

@@ -19,9 +19,8 @@ from .known import Known
 from .packing import Sequences
 from .stored_files import Flat, array
 
-MISMATCHED_AS = (
-    1  # raise it where other answers become mismatched, or a reference's log-probabilities of them were wrong
-)
+# Raise it where other answers become mismatched, or a reference's log-probabilities of them were wrong.
+MISMATCHED_AS = 1
 IGNORED = -100  # the label that torch's cross-entropy and Transformers skip
 
 TokenSequence = dict[str, Any]  # arrays, and of JUDGED another TokenSequence

@@ -17,13 +17,8 @@ ARGUMENTS = ("arguments", "parameters", "input", "args")
 # Names of the schema of what a tool takes: OpenAI's, Anthropic's, the Model Context Protocol's.
 SCHEMAS = ("parameters", "input_schema", "inputSchema")
 RESULTS = ("result", "results", "output", "response", "error")  # of a call, beside it
-ABOUT_RESULTS = (
-    *RESULTS,
-    "return",
-    "returns",
-    "output_schema",
-    "outputSchema",
-)  # of a definition, which has schemas there, too
+# Of a definition, which has schemas of its results there.
+ABOUT_RESULTS = (*RESULTS, "return", "returns", "output_schema", "outputSchema")
 # Of a call itself, beside its function.
 ABOUT = ("call_id", "tool_call_id", "status", "namespace", "description", "title", "strict", "thought_signature", "cache_control",
          "extra_content", "provider_specific_fields")  # fmt: skip
